@@ -27,6 +27,7 @@ OF_RATES = (
     (generated.extending_tables, "page_of_tables"),
     (generated.optimizer_tables, "page_of_tables"),
     (generated.how_far, "page_of_the_table"),
+    (generated, "gaps_picture"),
 )
 
 
@@ -59,6 +60,7 @@ NOT_OF_A_REPORT = {
     **dict.fromkeys(
         ("0.015", "0.012", "0.005", "0.009", "0.0018", "0.0012"), "tests/analysis/test_long_range_order.py"
     ),
+    **dict.fromkeys(("2.14", "0.9", "0.95", "0.1"), "tests/analysis/test_claims.py"),
     **dict.fromkeys(("24.6", "0.08", "0.06"), "a prediction"),
     **dict.fromkeys(("0.065", "0.089", "6.14"), "published, and a size"),
     **dict.fromkeys(("0.40", "0.05"), "pilots, which are not reported"),

@@ -20,16 +20,22 @@ from typing import Any
 import extending_tables
 import how_far
 import optimizer_tables
+import torch
 from omegaconf import OmegaConf
 
 from posbench.analysis.agreement import choose
 from posbench.analysis.reading import read_runs
-from posbench.catalogue.choices import choices
+from posbench.catalogue.choices import choices, description
+from posbench.composition.compose import compose
 from posbench.config import TaskConfig
 from posbench.config.units import number, short_count
 from posbench.data.tasks import tasks
 from posbench.evaluation import ngram
 from posbench.evaluation.protocols import PROTOCOLS
+from posbench.model.architecture import build_architecture
+from posbench.model.decoder import Decoder
+from posbench.model.size import training_flops_per_token
+from posbench.reporting.figures import draw_all, encode
 from posbench.reporting.options import ReportOptions
 from posbench.reporting.report import page_of
 from posbench.reporting.text import markdown
@@ -52,13 +58,19 @@ RESULTS = {
     "headline_prose": ["headline_prose", "headline_prose --by train.lr", "prose_muon"],
     "optimizers": ["headline_gpu_adamw headline_gpu_muon --by train.optimizer", "headline_gpu_muon"],
     "extend": ["extend-arms"],
-    "heads": ["heads-6x48", "heads-2x48", "heads-2x48-lr=0.002"],
+    "heads": [
+        "heads-6x48",
+        "heads-2x48",
+        "heads-2x16",
+        "heads-2x16 heads-2x48 heads-6x48 headline_muon-tune/lr=0.002 --by model.num_heads,model.head_dim",
+        "heads-2x48-lr=0.002",
+    ],
     "tasks": ["tasks"],
     "exchanged": ["headline-exchanged", "tasks_exchanged"],
     "kexue_25m": ["kexue_25m"],
     "ladder": ["ladder_s", "ladder_m", "ladder_l", "ladder_l ladder_l-rate_0.006 ladder_l-rate_0.012 --by train.lr"],
     "all_schemes": ["all_schemes"],
-    "demo": ["demo_cpu"],
+    "demo": ["demo_2x32"],
     "ideas": [
         "headline_prose-open/lr=0.001",
         "open_models",
@@ -82,12 +94,14 @@ def pages() -> dict[str, str]:
         "docs/lists/protocols.md": protocols_page(),
         "docs/lists/tasks.md": tasks_page(),
         "docs/lists/experiments.md": experiments_page(),
+        "docs/lists/schemes.md": schemes_page(),
         "docs/lists/measurements.md": measurements_page(),
         "docs/lists/packages.md": packages_page(),
         "docs/lists/extending-tables.md": extending_tables.page_of_tables(),
         "docs/lists/optimizer-tables.md": optimizer_tables.page_of_tables(),
         "docs/how-far-table.md": how_far.page_of_the_table(),
         "runs/reference/packs.md": packs_page(),
+        "runs/reference/headline/gaps.svg": gaps_picture(),
     }
 
 
@@ -128,6 +142,15 @@ def results_page(name: str) -> str:
         "[Results](../../results.md) says what this means. The command writes the rest too, with pictures.",
         *parts,
     )
+
+
+def gaps_picture() -> str:
+    """Draw README's picture: the gaps of ALiBi and VO to QK against tokens, with each optimizer."""
+    schemes = ("alibi", "vo_rope", "qk_rope")
+    paths = [REFERENCE / name for name in ("headline", "headline_muon")]
+    summary, rows = read_runs(paths, None, console(quiet=True), lambda summary, _: choose(summary, schemes, ()))
+    report = page_of(summary, rows, ReportOptions(by="train.optimizer"))
+    return encode(draw_all(report.runs, report.sections)["curves"], "svg").decode()
 
 
 def report_parts(words: str) -> list[str]:
@@ -281,6 +304,43 @@ def chance_of(name: str) -> str:
 
 
 # ---------------------------------------------------------------- experiments and packs
+
+
+def schemes_page() -> str:
+    """List the schemes: formula and source, what a scheme adds to a model, and the experiments with its runs."""
+    trained: dict[str, set[str]] = {}
+    for run in find_runs(REFERENCE):
+        # A search or a branch counts as its experiment.
+        name = run.path.relative_to(REFERENCE).parts[0].partition("-")[0]
+        trained.setdefault(run.manifest.scheme, set()).add(name)
+    base_parameters, base_flops = size_of("nope")
+    rows = []
+    for name in sorted(choices("scheme")):
+        parameters, flops = size_of(name)
+        experiments = sorted(trained.get(name, ()))
+        shown = ", ".join(experiments[:3])
+        if len(experiments) > 3:
+            shown += f" and {len(experiments) - 3} more"
+        cells = [f"[`{name}`](../../conf/scheme/{name}.yaml)", description("scheme", name).replace("|", r"\|")]
+        rows.append([*cells, f"{parameters - base_parameters:+,}", f"{flops / base_flops:.2f}", shown or "–"])
+    return page(
+        "Schemes",
+        "conf/scheme/*.yaml and the packs in runs/reference",
+        "`posbench train scheme=NAME`; `posbench schemes --plot FOLDER NAME` draws one. Parameters: more than `nope`\n"
+        "in a model of four layers of 96 with six heads of 16 channels. Step: theoretical FLOPs of a training step\n"
+        "at 256 tokens of context, `nope` = 1. Trained: [packs](../../runs/reference/packs.md).",
+        table(["scheme", "what it computes, and its source", "parameters", "step", "trained in"], rows),
+    )
+
+
+def size_of(scheme: str) -> tuple[int, float]:
+    """Return the parameters, and the FLOPs per token of a training step, of a small model with this scheme."""
+    config = compose(["experiment=headline", f"scheme={scheme}", "model.num_layers=4"])
+    architecture = build_architecture(config)
+    # On the device `meta`, weights have sizes and no memory.
+    with torch.device("meta"):
+        model = Decoder(architecture, 512)
+    return sum(p.numel() for p in model.parameters()), training_flops_per_token(architecture, 512)
 
 
 def experiments_page() -> str:

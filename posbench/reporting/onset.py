@@ -33,7 +33,8 @@ def time_table(c: SeedComparison, reference: str, points: pd.DataFrame, referenc
         # The line holds after onset only, so all seeds need one.
         if np.isfinite(runs["onset_tokens"].astype(float)).all() and len(runs) >= FEWEST_SEEDS:
             quality, half = gap_after_onset(runs, reference_line)
-            share = share_of_time(runs, best, points)
+            # A share says nothing if what is left may be more than the gap itself.
+            share = share_of_time(runs, best, points) if half < abs(mean) else None
             text = f"{share[0]:.0%} to {share[1]:.0%}" if share else DASH
             row |= {at_onset: quality, "onset: half": half, "time": text}
         else:
@@ -100,7 +101,7 @@ def onset_gaps(c: SeedComparison) -> list[Section]:
                 f"to {line.points} runs and branches (standard deviation {number(line.sd)}). The second gap is the "
                 "scheme's loss minus this line at the scheme's own tokens since onset, seed by seed; its ± has the "
                 "fit's error. Time: the share of the first gap that the second lacks, its 95 % interval by resampling "
-                "seeds; –: the interval of the first gap contains 0."
+                "seeds; –: the gaps are too uncertain for a share."
             )
         sections.append(Section("Time and quality", table=table, note=note))
     # A seed has more than one point only if it has branches.

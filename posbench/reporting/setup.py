@@ -157,6 +157,6 @@ HIDDEN_SETTINGS = {
     "name", "steps", "tied_embeddings", "accumulation", "lr", "lr_end_ratio", "decay_ratio", "grad_clip", "text_column",
     "train_split", "validation_split", "test_split", "validation_fraction", "test_fraction", "tuning_fraction",
     "cache_dir", "articles", "device", "dtype", "compile", "validate_every", "checkpoint_every", "keep_checkpoints",
-    "log_every", "max_skipped_steps", "lr_of", "branch_tokens", "beta1", "beta2", "eps", "norm_eps", "training_bytes",
+    "log_every", "max_skipped_steps", "lr_of", "branch_tokens", "eps", "norm_eps", "training_bytes",
     "arms", "validation_tokens", "order_every", "tokens", "from_run",
 }  # fmt: skip

@@ -125,7 +125,9 @@ def _configuration(scheme, experiment, overrides):
 
 @cache
 def _composed(experiment, overrides):
-    return compose(["scheme=nope", f"experiment_name={experiment}", "tracking=none", *overrides]).to_mapping()
+    return compose(
+        ["scheme=nope", f"experiment_name={experiment}", "experiment.primary=[]", "tracking=none", *overrides]
+    ).to_mapping()
 
 
 @cache

@@ -92,15 +92,11 @@ def test_the_readme_says_the_same():
     readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
     assert f"{gaps[0]} nats under AdamW and {gaps[1]} under Muon" in readme, gaps
     assert f"difference {apart})" in readme, apart
-    plain = losses_of("headline_gpu_muon_ns0")
-    assert f"orthogonalisation leaves a lead of {plus_minus(plain['qk_rope'] - plain['alibi']).lstrip('+')}" in readme
 
 
-def test_the_readme_says_how_far_vo_is_behind_elsewhere():
-    readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+def test_vo_is_behind_elsewhere():
     behind = at_rate("headline_muon-tune", "vo_rope", 2e-3) - at_rate("headline_muon-tune", "qk_rope", 2e-3)
-    behind = behind.dropna()
-    assert len(behind) == 3 and f"#the-same-on-cpus) ({behind.min():.2f} to {behind.max():.2f})" in readme
+    assert len(behind.dropna()) == 3 and (behind.dropna() > 0).all()
     findings = " ".join((ROOT / "docs/results.md").read_text(encoding="utf-8").split())
     losses = {}  # scheme -> {seed: loss} of the whole runs at 1e-3, without their branches
     for run in find_runs(REFERENCE / "headline_prose-tune"):
@@ -109,8 +105,7 @@ def test_the_readme_says_how_far_vo_is_behind_elsewhere():
     gaps = pd.Series(losses["vo_rope"]) - pd.Series(losses["qk_rope"])
     gap, half = gaps.mean(), 4.3027 * gaps.std() / math.sqrt(3)  # t with two degrees of freedom
     assert len(gaps) == 3 and f"by {gap:.3f} ±{half:.3f}" in findings
-    assert f"prose](docs/results.md#the-headline-on-prose) ({gap:.2f} ±{half:.2f})" in readme, "rounded once"
-    assert "by 0.058 and 0.071" in findings and "two-seeds-one-rate) (0.06, 0.07)" in readme
+    assert "by 0.058 and 0.071" in findings and (gaps > 0).all()
 
 
 def test_the_reports_own_test(tmp_path, monkeypatch):
@@ -130,10 +125,10 @@ def test_what_is_left_under_muon_is_not_time(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     CliRunner().invoke(app, ["report", "headline_gpu_muon", "--runs-dir", str(REFERENCE), "--output", str(tmp_path)])
     [row] = re.findall(
-        r"^qk_rope \| 5 \| (.*) \| (.*) \| (-?\d+%)$", (tmp_path / "report.md").read_text(), re.MULTILINE
+        r"^qk_rope \| 5 \| (.*) \| (.*) \| (-?\d+)% to (-?\d+)%$", (tmp_path / "report.md").read_text(), re.MULTILINE
     )
     assert f"{row[0]} and {row[1]})" in " ".join(PAGE.split()), row
-    assert row[2] == "0%"
+    assert int(row[2]) < 0 < int(row[3]) < 10
 
 
 def test_the_rates_are_each_optimizers_best():
