@@ -28,7 +28,7 @@ from posbench.analysis.table import read
 from posbench.composition.compose import compose
 from posbench.composition.setups import aliases, setups_named
 from posbench.composition.sweep import sweep_of
-from posbench.config import Config, ConfigError
+from posbench.config import Config, ConfigError, chosen_experiment
 from posbench.config.units import count_of, duration, short_bytes, short_count
 from posbench.data import vocab_size
 from posbench.data.text.preparation import find_prepared
@@ -110,7 +110,8 @@ def _detectable(config: Config, schemes: int) -> str:
 
     Arguments: schemes, how many there are; all pairs of them count if none were planned.
     """
-    pairs = len(fixed_pairs(config.experiment.primary)) or math.comb(schemes, 2)
+    experiment = chosen_experiment(config.to_mapping(), config.experiment_name)
+    pairs = len(fixed_pairs(experiment.get("primary", ()))) or math.comb(schemes, 2)
     # The spread of gaps over seeds in the experiment's finished runs, if there are any.
     spread = math.nan
     with suppress(ConfigError):

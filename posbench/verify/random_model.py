@@ -42,6 +42,7 @@ MODEL = (
     "model.num_kv_heads=2",
     "model.head_dim=16",
     "model.init_std=0.25",
+    "train.context_length=128",
 )
 
 

@@ -32,3 +32,7 @@ def test_the_results_quote_the_lead_of_yarn():
     lead = line.split(" | ")[1]
     text = " ".join((ROOT / "docs/results.md").read_text(encoding="utf-8").split())
     assert f"{lead} nats ahead of changing nothing" in text
+    tables = (ROOT / "docs/lists/extending-tables.md").read_text(encoding="utf-8")
+    [yarn] = re.findall(r"^\| YaRN \| (2\.\d+) ", tables, re.MULTILINE)
+    [nothing] = re.findall(r"^\| nothing \| (\d\.\d+) ", tables, re.MULTILINE)
+    assert f"from {nothing} to {yarn}" in text

@@ -123,5 +123,5 @@ def test_on_prose_order_on_copyable_targets_is_unproven():
     assert f"worth {texts['copyable', 'alibi']} nats to ALiBi and {texts['copyable', 'qk_rope']} to QK" in page
     assert f"worth {texts['all', 'alibi']} and {texts['all', 'qk_rope']}." in page
     alibi, vo, nope = ((c.values[s] - c.values["qk_rope"]).dropna().to_list() for s in ("alibi", "vo_rope", "nope"))
-    assert f"its loss is {alibi[0]:.3f} and {alibi[1]:.3f} nats above QK's" in page and len(alibi) == 2
+    assert f"ALiBi is {alibi[0]:.3f} and {alibi[1]:.3f} behind" in page and len(alibi) == 2
     assert f"VO is {vo[0]:.3f} behind QK, NoPE {nope[0]:.3f} (one seed)" in page and len(vo) == len(nope) == 1

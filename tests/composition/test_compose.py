@@ -156,7 +156,7 @@ REFUSED = {
     "tracking=null": r"tracking=null does not exist",
     "evaluation.lengths=[a]": r"evaluation\.lengths='a' is not a length: give a number from 1",
     "train.accumulation=3": r"train\.batch_size=8 does not divide into train\.accumulation=3 ",
-    "model.d_model=66": r"model\.d_model=66 does not divide into model\.num_heads=4 heads: change one",
+    "model.d_model=65": r"model\.d_model=65 does not divide into model\.num_heads=2 heads: change one",
     "data.path=x": r"data\.path and data\.train_path are for your own files.*give data=files too",
     "scheme.attention=linear": r"is not a mapping: write scheme\.attention=\{kind: linear\}$",
     "train.tokens=10": r"10 is not enough for one step, .* \(train\.batch_size=\d+ x train\.context_length=\d+\)",
@@ -197,7 +197,7 @@ def test_rows_that_a_scheme_names_stand_in_its_configuration():
     assert compose(["scheme=derived", "--config-dir=own"]).scheme.options == {"layers": [NOPE]}
     assert compose(["scheme=nope", "scheme.of=[qk_rope]"]).scheme.options == {"of": [QK]}
     long = compose(["scheme=nope", "scheme.of=[long]", "--config-dir=own"]).scheme.options["of"]
-    assert long == [{"name": "long", "kind": "rotary", "base": 128}]
+    assert long == [{"name": "long", "kind": "rotary", "base": 64}]
     assert read_row("mixed", Path("own")).options == {"layers": layers}
 
 

@@ -28,11 +28,11 @@ def test_a_rate_in_words_goes_before_those_of_an_experiments_file():
 def test_a_run_is_identified_by_what_its_settings_came_to():
     config = compose(["model=tiny", "train.lr_of={qk_rope:5e-3}"])
     model, spelled_out = config.model, config.to_mapping()
-    spelled_out["model"] |= {"num_kv_heads": 4, "head_dim": model.head_width, "ffn_dim": model.ffn_width}
+    spelled_out["model"] |= {"num_kv_heads": 2, "head_dim": model.head_width, "ffn_dim": model.ffn_width}
     spelled_out["scheme"]["lr"] = 5e-3  # as older runs recorded it
     assert identity(Config.from_mapping(spelled_out), DEVICE) == identity(config, DEVICE)
     assert identity(config, DEVICE)["train.lr"] == 5e-3 and identity(config, DEVICE)["scheme.own_lr"]
-    assert identity(config, DEVICE)["model.num_kv_heads"] == 4
+    assert identity(config, DEVICE)["model.num_kv_heads"] == 2
 
 
 def test_steps_and_tokens_count_a_thousand_and_lengths_1024():

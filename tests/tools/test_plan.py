@@ -119,7 +119,7 @@ def test_a_plan_counts_arms_and_only_the_steps_that_they_take_themselves():
     arms = (
         'train.arms={every:["train.context_length=512","train.batch_size=2"],qk_rope:{plain:[],nope:["scheme=nope"]}}'
     )
-    words = ["scheme=qk_rope,alibi", "seed=0,1", "train.schedule=wsd", "train.tokens=1_024_000", "train.batch_size=8"]
-    estimate = plan([*words, arms])
+    words = ["scheme=qk_rope,alibi", "seed=0,1", "train.schedule=wsd", "train.tokens=1_024_000"]
+    estimate = plan([*words, "train.context_length=128", arms])
     assert estimate.schemes == ["qk_rope", "alibi", "qk_rope_plain", "qk_rope_nope"] and estimate.runs == 8
     assert estimate.tokens_in_all == 2 * (2 * 1_024_000 + 2 * 204_800), "the decay is the last fifth"
