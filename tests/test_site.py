@@ -27,7 +27,6 @@ OF_RATES = (
     (generated.extending_tables, "page_of_tables"),
     (generated.optimizer_tables, "page_of_tables"),
     (generated.how_far, "page_of_the_table"),
-    (generated, "gaps_picture"),
 )
 
 
@@ -35,6 +34,8 @@ OF_RATES = (
 def test_lists_are_what_code_configurations_and_packs_say(left_out, monkeypatch):
     for module, function in left_out:
         monkeypatch.setattr(module, function, lambda: None)
+    if left_out:
+        monkeypatch.setattr(generated, "pictures", dict)
     written = {path: text for path, text in generated.pages().items() if text is not None}
     stale = [path for path, text in written.items() if (ROOT / path).read_text(encoding="utf-8") != text]
     assert not stale, "python docs/site/generated.py"
@@ -56,7 +57,7 @@ def test_a_page_of_results_is_what_its_packs_say(name):
 NOT_OF_A_REPORT = {
     "0.96": "tests/analysis/test_stability.py",
     **dict.fromkeys(("0.142", "0.029", "0.023"), "tests/analysis/test_extending.py"),
-    **dict.fromkeys(("1.967", "2.014", "0.091", "0.52", "0.21", "0.25", "0.26"), "tests/analysis/test_optimizers.py"),
+    **dict.fromkeys(("0.091", "0.52", "0.25"), "tests/analysis/test_optimizers.py"),
     **dict.fromkeys(
         ("0.015", "0.012", "0.005", "0.009", "0.0018", "0.0012"), "tests/analysis/test_long_range_order.py"
     ),
@@ -68,8 +69,7 @@ NOT_OF_A_REPORT = {
     **dict.fromkeys(("24.6", "0.08", "0.06"), "a prediction"),
     **dict.fromkeys(("0.065", "0.089", "6.14"), "published, and a size"),
     **dict.fromkeys(("0.40", "0.05"), "pilots, which are not reported"),
-    **dict.fromkeys(("0.0036", "0.016", "0.0048", "0.0001", "0.0023", "0.0014", "0.0051"), "by another program"),
-    **dict.fromkeys(("32.0", "28.1", "27.3"), "the output of a command that is on the page"),
+    **dict.fromkeys(("0.016",), "by another program"),
     **dict.fromkeys(
         ("3.11", "2.8", "4.5", "0.17", "0.43", "0.94", "3.07", "4.1", "8.2", "12.3"), "sizes of text, models and runs"
     ),

@@ -101,7 +101,7 @@ def pages() -> dict[str, str]:
         "docs/lists/optimizer-tables.md": optimizer_tables.page_of_tables(),
         "docs/how-far-table.md": how_far.page_of_the_table(),
         "runs/reference/packs.md": packs_page(),
-        "runs/reference/headline/gaps.svg": gaps_picture(),
+        **pictures(),
     }
 
 
@@ -144,13 +144,21 @@ def results_page(name: str) -> str:
     )
 
 
-def gaps_picture() -> str:
-    """Draw README's picture: the gaps of ALiBi and VO to QK against tokens, with each optimizer."""
-    schemes = ("alibi", "vo_rope", "qk_rope")
-    paths = [REFERENCE / name for name in ("headline", "headline_muon")]
-    summary, rows = read_runs(paths, None, console(quiet=True), lambda summary, _: choose(summary, schemes, ()))
-    report = page_of(summary, rows, ReportOptions(by="train.optimizer"))
-    return encode(draw_all(report.runs, report.sections)["curves"], "svg").decode()
+def pictures() -> dict[str, str]:
+    """Draw the pictures of README and of the results: gaps by optimizer against tokens, and onsets."""
+    drawn = {}
+    for name, plot, experiments, schemes, by in (
+        ("gaps", "curves", ("headline", "headline_muon"), ("alibi", "vo_rope", "qk_rope"), "train.optimizer"),
+        ("onset", "onset", ("headline",), (), None),
+    ):
+        paths = [REFERENCE / experiment for experiment in experiments]
+        summary, rows = read_runs(
+            paths, None, console(quiet=True), lambda summary, _, s=schemes: choose(summary, s, ())
+        )
+        report = page_of(summary, rows, ReportOptions(by=by))
+        drawing = encode(draw_all(report.runs, report.sections)[plot], "svg").decode()
+        drawn[f"runs/reference/headline/{name}.svg"] = drawing
+    return drawn
 
 
 def report_parts(words: str) -> list[str]:

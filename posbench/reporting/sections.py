@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -58,7 +59,13 @@ def sections_of(c: Comparison, published: Published | None, every_length: bool) 
     sections.append(costs(c))
     if published:
         sections += beside_published(c, published)
-    return sections
+    return [_with_runs_in_captions(section, c) for section in sections]
+
+
+def _with_runs_in_captions(section: Section, c: SeedComparison) -> Section:
+    # A picture is shown without its page, so its caption names the schemes, seeds, models and text.
+    plots = [replace(plot, caption=f"{plot.caption} {prose('models', c)}.") for plot in section.plots]
+    return replace(section, plots=plots)
 
 
 # ---------------------------------------------------------------- losses
@@ -293,8 +300,8 @@ def gap_plots(groups: Mapping[str, SeedComparison]) -> list[Plot]:
         caption += " Bands: 95 % intervals over seeds."
     if marks["x"].nunique() > 1:
         caption += " Dots: runs that end there, after their learning rate has fallen."
-    for name, c in groups.items():
-        caption += f" {name}: {prose('models', c)}." if name else f" {prose('models', c)}."
+    if len(groups) > 1:
+        caption += "".join(f" {name}: {prose('models', c)}." for name, c in groups.items())
     marks, y_label = marks.assign(is_open=False), f"gap to {c.baseline}, nats/token"
     return [Plot("curves", "lines", caption, points, "tokens trained on", y_label, marks, level=0, x_scale="tokens")]
 

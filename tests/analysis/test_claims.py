@@ -1,5 +1,6 @@
 """Figures that README and pages state in their own words are those of the packs."""
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -122,5 +123,12 @@ def test_heads():
     readme, results = page("README.md"), page("docs/results.md")
     assert (gaps["heads-2x16"] > 0).all() and f"by {plus_minus(gaps['heads-2x16'], 2).lstrip('+')}. No pair" in results
     mean, low, _ = interval(gaps["heads-6x48"])
-    assert f"({mean:.3f} ±{mean - low:.3f})" in readme
+    assert f"its lead is {-mean:.3f} ±{mean - low:.3f} (five seeds)" in readme
+    effects = (ROOT / "docs/lists/results/heads.md").read_text(encoding="utf-8")
+    rows = re.findall(
+        r"^model\.(num_heads|head_dim) \| qk_rope \| alibi \|.*\| \S?([\d.]+ ±[\d.]+) \|", effects, re.MULTILINE
+    )
+    number, width = dict(rows)["num_heads"], dict(rows)["head_dim"]
+    assert f"From two heads to six ALiBi gains {number} on QK, from 16 channels to 48 it loses {width}" in readme
+    assert f"falls by {number}" in results and f"rises by {width}" in results
     assert f"QK leads by {plus_minus(gaps['heads-2x48']).lstrip('+')}" in readme

@@ -15,7 +15,6 @@ from optimizer_tables import (
     at_rate,
     difference,
     differences,
-    gaps_to_qk,
     losses_of,
     main_table,
     onsets_apart,
@@ -36,10 +35,6 @@ def test_the_order_of_six_schemes_on_cpus_is_the_same():
     losses = [[cell.strip() for cell in line.split("|")[2:4]] for line in six_schemes()[2:]]
     adamw, muon = zip(*losses, strict=True)
     assert list(muon) == sorted(muon) and list(adamw) == sorted(adamw)
-    page = " ".join(PAGE.split())
-    k, qkvo = ([gap.lstrip("+") for gap in gaps_to_qk(scheme)] for scheme in ("k_rope", "qkvo_rope"))
-    assert f"is {k[1]} nats behind QK under Muon ({k[0]} under AdamW)" in page, k
-    assert f"QKVO and QK are undecided ({qkvo[1]} under Muon)" in page, qkvo
 
 
 def test_the_rows_that_came_last():
@@ -51,17 +46,10 @@ def test_the_rows_that_came_last():
         half = float(stats.t.ppf(0.975, 2)) * gaps.std() / 3**0.5
         return units.plus_minus(abs(gaps.mean()), half)
 
-    fope = at_rate("headline_muon_rows", "fope", 4e-3)
-    qk = at_rate("headline_muon-tune", "qk_rope", 4e-3)
-    four = {name: at_rate("headline_muon_rows4", name, 4e-3)[0] for name in ("hybrid_kda_nope", "hype", "qk_rope")}
     sentences = [
         f"the latent without position costs {step('gqa_qk_rope', 'mla_nope')} nats",
         f"decoupled RoPE wins {step('mla_nope', 'mla')} back",
-        f"together they cost {step('gqa_qk_rope', 'mla')}.",
-        f"FoPE has {fope[0]:.3f} with one seed, where QK's five have {qk.min():.3f} to {qk.max():.3f}",
-        f"have {four['hybrid_kda_nope']:.3f}, HyPE {four['hype']:.3f}, QK {four['qk_rope']:.3f}",
     ]
-    assert len(qk) == 5 and len(fope) == 1
     for sentence in sentences:
         assert sentence in results, sentence
 

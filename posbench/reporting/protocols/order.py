@@ -64,11 +64,11 @@ def _onset_sections(c: Comparison) -> list[Section]:
     plot = Plot(
         "onset",
         "panels",
-        "What order more than 32 tokens back is worth while training. Each line is a seed; dots: when it "
-        f"reaches {ONSET} nats.",
+        "What order more than 32 tokens back is worth while training, on validation text. Each line is a seed; dots: "
+        f"when it reaches {ONSET} nats, the horizontal line.",
         lines.rename(columns={"tokens": "x", FAR: "y"}),
         "tokens trained on",
-        "nats/token",
+        "worth of long-range order, nats/token",
         onsets[np.isfinite(onsets["x"])],
         level=ONSET,
     )
