@@ -17,7 +17,6 @@ import matplotlib
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
@@ -161,38 +160,6 @@ def gaps(plot: Plot, look: Looks) -> Figure:
     axes.grid(axis="y", visible=False)
     axes.tick_params(axis="y", length=0)
     axes.set_xlabel(plot.x_label)
-    return figure
-
-
-def matrix(plot: Plot, look: Looks) -> Figure:
-    """Draw how much each row's scheme beats the column's, with a sign in each cell.
-
-    Arguments: plot, with `marks` (scheme) and `points` (left, right, difference in nats per token, sign).
-    """
-    assert plot.marks is not None
-    schemes = list(plot.marks["scheme"])
-    count = len(schemes)
-    greatest = float(plot.points["difference"].max()) or 1.0  # the scale of colours cannot end at 0
-    differences = np.full((count, count), math.nan)  # NaN: a cell without a pair stays white
-    figure, (axes,) = new_figure(max(2.4, 1.2 + 0.27 * count))
-    for left, right, difference, sign in plot.points[["left", "right", "difference", "sign"]].to_numpy().tolist():
-        y, x = schemes.index(left), schemes.index(right)
-        differences[y, x] = difference
-        text = sign
-        # More schemes leave no room for numbers.
-        if count <= MOST_LINES:
-            text = f"{difference:.2f} {sign}".strip()
-        # Dark cells need light text.
-        colour = "white" if difference > 0.3 * greatest else "black"
-        axes.text(x, y, text, ha="center", va="center", fontsize=8, color=colour)
-    image = axes.imshow(differences, cmap="Blues", norm=PowerNorm(0.5, 0, greatest), aspect="auto")
-    axes.set_xticks(range(1, count), schemes[1:], rotation=45, ha="right")
-    axes.set_yticks(range(count - 1), schemes[:-1])
-    # Pairs name the better scheme first, so the first column and the last row have no cell.
-    axes.set_xlim(0.5, count - 0.5)
-    axes.set_ylim(count - 1.5, -0.5)
-    _bare(axes)
-    figure.colorbar(image, ax=axes, shrink=0.8, label="better by, nats/token")
     return figure
 
 
@@ -439,7 +406,6 @@ def by_head(plot: Plot, look: Looks | None = None) -> Figure:
 
 KINDS: Mapping[str, Callable[[Plot, Looks], Figure]] = {
     "gaps": gaps,
-    "matrix": matrix,
     "lines": lines,
     "panels": panels,
     "setups": setups,

@@ -16,14 +16,13 @@ from posbench.analysis.onset import decayed_points
 from posbench.analysis.published import Agreement, Published, agreements
 from posbench.analysis.search import RateSearch
 from posbench.analysis.setups import SetupComparison
-from posbench.analysis.statistics import beaten_by, equivalent_pairs, interval, letters, significant_pairs, verdict
+from posbench.analysis.statistics import beaten_by, interval, letters, significant_pairs, verdict
 from posbench.analysis.tasks import TaskComparison
 from posbench.config.units import DASH
-from posbench.reporting.long_range_order import long_range_order_section
 from posbench.reporting.onset import onset_gaps
 from posbench.reporting.page import prose
 from posbench.reporting.protocols import sections_of_protocols
-from posbench.reporting.protocols.order import count_onsets
+from posbench.reporting.protocols.order import count_onsets, long_range_order_section
 from posbench.reporting.section import Format, Plot, Section, Table, half, in_order, joined, pivot
 from posbench.reporting.setups import setup_sections
 from posbench.reporting.text import as_text
@@ -45,8 +44,8 @@ def sections_of(c: Comparison, published: Published | None, every_length: bool) 
     if not isinstance(c, SeedComparison):
         return of_protocols
     sections = [losses(c)]
-    if c.can_rank:
-        sections += all_pairs(c)
+    if c.can_rank and c.fixed:
+        sections.append(Section("Pairs fixed before training", table=claims_table(c), note=prose("claims", c)))
     sections += of_protocols
     sections += long_range_order_section(c)
     sections += onset_gaps(c)
@@ -162,30 +161,6 @@ def name_with_remarks(c: SeedComparison, scheme: str) -> str:
     if diverged:
         remarks.append(f"{diverged} diverged")
     return f"{scheme} ({', '.join(remarks)})" if remarks else scheme
-
-
-def all_pairs(c: SeedComparison) -> list[Section]:
-    """Return a section on the pairs fixed before training, if any, and one with a picture of all pairs."""
-    sections = []
-    if c.fixed:
-        sections.append(Section("Pairs fixed before training", table=claims_table(c), note=prose("claims", c)))
-    # Up to three schemes need no picture.
-    if len(c.schemes) <= 3:
-        return sections
-    legend = ""
-    if c.conclusions["equal"]:
-        legend = f"; =: equal to within {c.margin} nats"
-    caption = f"How much better the row's scheme is than the column's, nats/token. ●: decided {c.scope}{legend}."
-    decided, equal = significant_pairs(c.pairs), equivalent_pairs(c.pairs)
-    signs = []
-    for pair in map(frozenset, zip(c.pairs["left"], c.pairs["right"], strict=True)):
-        sign = "=" if pair in equal else ""
-        if pair in decided:
-            sign = "●"
-        signs.append(sign)
-    names = pd.DataFrame({"scheme": c.schemes})
-    plot = Plot("pairs", "matrix", caption, c.pairs.assign(sign=signs), marks=names)
-    return [*sections, Section("Who beats whom", plots=[plot], note=prose("pairs", c, c.conclusions))]
 
 
 def claims_table(c: SeedComparison) -> Table:

@@ -61,8 +61,8 @@ def test_every_figure_of_the_tables_is_in_the_csv_files(full):
 def test_every_picture_is_in_both_pages_and_wide_tables_scroll(full):
     text, page = ((full / f"report.{kind}").read_text() for kind in ("md", "html"))
     pictures = set(re.findall(r"\]\((\S+\.svg)\)", text))
-    assert pictures == {file.name for file in full.glob("*.svg")} and len(pictures) == 7
-    assert page.count("<figure ") == 7 and "<img" not in page and "<script" not in page and "http:" not in page[:2000]
+    assert pictures == {file.name for file in full.glob("*.svg")} and len(pictures) == 6
+    assert page.count("<figure ") == 6 and "<img" not in page and "<script" not in page and "http:" not in page[:2000]
     assert page.count("<table>") == page.count('<div class="scroll"><table>') == text.count("\n:-- |")
 
 
