@@ -71,7 +71,7 @@ def _plot(protocol: EvalProtocol, c: Comparison, cells: pd.DataFrame) -> Plot:
         "lines",
         caption,
         points,
-        "length, tokens",
+        "context, tokens",
         "perplexity",
         line=c.training_length,
         x_scale="lengths",
