@@ -106,7 +106,7 @@ def head_plots(heads: pd.DataFrame) -> list[Plot]:
         Plot(
             "frequencies",
             "heads by channel",
-            "Norm of the channel pairs of queries (blue) and keys (red), the fastest rotation first.",
+            "Norm of the channel pairs of queries (blue) and keys (orange), the fastest rotation first.",
             heads[heads["measure"].isin(["q_norm", "k_norm"])],
         ),
         Plot(
