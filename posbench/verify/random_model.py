@@ -42,7 +42,6 @@ MODEL = (
     "model.num_kv_heads=2",
     "model.head_dim=16",
     "model.init_std=0.25",
-    "train.context_length=128",
 )
 
 
@@ -62,7 +61,7 @@ def certificate_config(scheme: str, overrides: Sequence[str] = ()) -> Config:
 
 def _composed(scheme: str, overrides: Sequence[str]) -> Config:
     if any(word.startswith(("-", "+", "~", "scheme")) for word in overrides):
-        return compose([f"scheme={scheme}", *MODEL, *overrides])
+        return compose([f"scheme={scheme}", *_words(overrides)])
     # Without Hydra if possible: `_decoder` composes once for all schemes.
     return replace(_decoder(tuple(overrides)), scheme=read_row(scheme))
 
@@ -70,7 +69,13 @@ def _composed(scheme: str, overrides: Sequence[str]) -> Config:
 @cache
 def _decoder(overrides: tuple[str, ...]) -> Config:
     # Composed once; callers must not change it.
-    return compose([*MODEL, *overrides])
+    return compose(_words(overrides))
+
+
+def _words(overrides: Sequence[str]) -> list[str]:
+    # Other data, such as a task, may decide the length of its windows.
+    has_data = any(word.startswith("data=") for word in overrides)
+    return [*MODEL, *overrides] if has_data else [*MODEL, "train.context_length=128", *overrides]
 
 
 def randomise(model: Decoder) -> None:

@@ -12,6 +12,7 @@ from posbench.analysis.comparison import build
 from posbench.analysis.onset import decayed_points
 from posbench.analysis.reading import read_runs
 from posbench.analysis.statistics import interval
+from posbench.catalogue.choices import choices
 from posbench.reporting.sections import gaps_by_tokens
 from posbench.runs import find_runs
 from posbench.system.console import console
@@ -132,3 +133,17 @@ def test_heads():
     assert f"From two heads to six ALiBi gains {number} on QK, from 16 channels to 48 it loses {width}" in readme
     assert f"falls by {number}" in results and f"rises by {width}" in results
     assert f"QK leads by {plus_minus(gaps['heads-2x48']).lstrip('+')}" in readme
+
+
+def test_what_the_readme_says_of_other_pages():
+    readme = page("README.md")
+    assert f"[{len(choices('scheme'))} schemes](docs/lists/schemes.md)" in readme
+    demo = page("docs/lists/results/demo.md")
+    assert "10 of 12 pairs that were fixed before training are decided" in demo and "Ten of twelve pairs" in readme
+    assert "lowest first: qkvo_rope 2.936, qk_rope 2.961, qkv_rope 3.030," in demo and "QKVO better than QK" in readme
+    tables = (ROOT / "docs/lists/extending-tables.md").read_text(encoding="utf-8").partition("## Without training")[2]
+    rows = dict(re.findall(r"^\| (YaRN|nothing) \| ([\d.]+) ", tables, re.MULTILINE))
+    yarn, nothing = (f"{float(rows[name]):.2f}" for name in ("YaRN", "nothing"))
+    assert f"a loss of {yarn} instead of {nothing}" in readme
+    headline = page("docs/lists/results/headline.md")
+    assert "51% to 90%" in headline and "51 to 90 % of its lead" in readme and "31 to 46 %" in page("docs/results.md")

@@ -47,7 +47,7 @@ def test_a_file_is_trained_and_evaluated_and_a_change_stops_it(posbench, faded, 
     assert (run.path / "faded.py").read_text() == FADED, "a copy to read"
     assert run.config.scheme.to_mapping() == {"name": "faded", "kind": "ideas/faded.py:Faded", "size": 3}
     assert list(run.manifest.scheme_files) == ["ideas/faded.py"]
-    assert run.manifest.num_parameters["scheme"] == 3 * 4 and run.manifest.training_flops is None
+    assert run.manifest.num_parameters["scheme"] == 3 * 2 and run.manifest.training_flops is None
     assert posbench("eval", "mine", "--length", "96").status == 0
     assert "nothing to do" in posbench("train", *words).error
 

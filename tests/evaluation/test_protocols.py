@@ -137,7 +137,7 @@ def test_a_protocol_is_one_class(config, monkeypatch):
     assert (sums["value"] / sums["count"]).to_dict() == {0: 2.5, 1: 1.0}
     posbench.report(run.path, output=run.path / "report", console=Console(quiet=True))
     text = (run.path / "report" / "report.md").read_text()
-    assert "## By half\n\n![Loss by half.](halves.svg)\n\nTwo halves." in text
+    assert "## By half\n\n![Loss by half. 1 position scheme," in text and "(halves.svg)\n\nTwo halves." in text
 
 
 @pytest.mark.parametrize("protocol", ["fixed", "nonoverlapping"])
