@@ -142,7 +142,7 @@ def test_certificates_and_training_stay_within_the_length():
     refuses(
         r"defined up to 100 tokens and train\.context_length=128 is longer",
         checked_architecture,
-        compose(["scheme=nope", *words, *MODEL]),
+        compose(["scheme=nope", *words, *MODEL, "train.context_length=128"]),
     )
 
 
