@@ -130,7 +130,7 @@ def test_heads():
         r"^model\.(num_heads|head_dim) \| qk_rope \| alibi \|.*\| \S?([\d.]+ ±[\d.]+) \|", effects, re.MULTILINE
     )
     number, width = dict(rows)["num_heads"], dict(rows)["head_dim"]
-    assert f"From two heads to six ALiBi gains {number} on QK, from 16 channels to 48 it loses {width}" in readme
+    assert f"six heads instead of two give ALiBi {number} nats on QK" in readme and f"take {width} from it" in readme
     assert f"falls by {number}" in results and f"rises by {width}" in results
     assert f"QK leads by {plus_minus(gaps['heads-2x48']).lstrip('+')}" in readme
 
