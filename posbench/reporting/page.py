@@ -195,9 +195,9 @@ def meaning(column: str) -> tuple[str, str]:
     if column.endswith("_documents"):
         text, unit = meaning(column.removesuffix("_documents"))
         return f"half the 95 % interval over documents: {text}", unit
-    # Settings of runs share an entry per group, such as `train.*`.
-    group = next(names for names in COLUMNS if f"{column.partition('.')[0]}.*" in names)
-    return COLUMNS[group]
+    # Settings of runs share an entry per group, such as `train.*`. Only a class of the user's own has other columns.
+    groups = [names for names in COLUMNS if f"{column.partition('.')[0]}.*" in names]
+    return COLUMNS[groups[0]] if groups else ("", "")
 
 
 def show(console: Console, page: Page) -> None:

@@ -70,6 +70,7 @@ def test_the_summary_has_a_row_a_run_also_of_those_that_cannot_be_compared(exper
 def test_every_column_is_documented(experiment):
     for frame in (posbench.results(experiment), posbench.results(experiment, tidy=True)):
         assert all(meaning(str(column))[0] for column in frame.columns)
+    assert meaning("of_a_protocol_of_mine") == ("", "")
 
 
 def test_ngram_models_are_rows_of_a_protocol_of_their_own(experiment_copy):
