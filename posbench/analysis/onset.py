@@ -103,12 +103,12 @@ def share_of_time(runs: pd.DataFrame, best: pd.DataFrame, points: pd.DataFrame) 
     one. Returns: None if the interval of the gap contains 0, because a share of nothing says nothing.
     """
     scheme, reference = runs.set_index("seed"), best.set_index("seed")
-    seeds = np.array(sorted({*scheme.index} & {*reference.index}))
+    of_seed = dict(iter(points[points["tokens"] > points["onset"]].groupby("seed")))
+    seeds = np.array(sorted({*scheme.index} & {*reference.index} & {*of_seed}), dtype=int)
     gaps = scheme.loc[seeds, "loss"].astype(float) - reference.loc[seeds, "loss"].astype(float)
     _, low, high = interval(gaps)
     if not (low > 0 or high < 0):
         return None
-    of_seed = dict(iter(points[points["tokens"] > points["onset"]].groupby("seed")))
     since = (scheme["tokens"] - scheme["onset_tokens"]).astype(float)
     random, shares = np.random.default_rng(0), []
     for _ in range(RESAMPLES):

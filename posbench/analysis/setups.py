@@ -232,7 +232,7 @@ def compare_setups(
     _check_pairs(runs)
     points = decayed_points(runs)
     if is_per_byte:
-        # The windows of a run's branches are its own, so their tokens have as many bytes.
+        # Branches are validated on the same windows as their run, so a token has the same number of bytes.
         per_byte = runs["bits_per_byte"].astype(float) * math.log(2) / runs["loss"].astype(float)
         factors_of_runs = runs.assign(per_byte=per_byte)[["scheme", "seed", "per_byte"]]
         points = points.merge(factors_of_runs, on=["scheme", "seed"])

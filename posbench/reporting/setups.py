@@ -39,28 +39,18 @@ def setup_sections(c: SetupComparison) -> list[Section]:
 
 
 def _picture(c: SetupComparison, scheme: str) -> Plot:
-    points = c.described[c.described["scheme"] == scheme]
-    levels = pd.DataFrame(c.levels, columns=[name.replace("_", " ") for name in c.factors])
+    points = c.described[c.described["scheme"] == scheme].rename(columns={"gap": "y"})
+    order = list(points[~points["is_branch"]].groupby("setup")["y"].mean().sort_values().index)
+    # A setup without a whole pair of runs has no place, and neither have its branches.
+    points = points[points["setup"].isin(order)]
+    points = points.assign(x=points["setup"].map(order.index))
+    levels = pd.DataFrame(c.levels[order], columns=[name.replace("_", " ") for name in c.factors])
     caption = f"Gap of {scheme} to {c.baseline} in each setup, sorted. Below: dark, the second level of a factor."
     if c.of(scheme).freedom:
         caption += " Several marks: seeds of a replicated setup."
     if points["is_branch"].any():
         caption += " Fainter: branches, which end after fewer tokens."
-    return _sorted_gaps(scheme, points, levels, caption, c.unit)
-
-
-def _sorted_gaps(scheme: str, points: pd.DataFrame, levels: pd.DataFrame, caption: str, unit: str) -> Plot:
-    """Return the picture of a scheme's gaps, sorted by their means, above the levels of each setup.
-
-    Arguments: points, with columns setup, gap and is_branch; levels, a row per setup and a column per factor.
-    """
-    final = points[~points["is_branch"]]
-    order = list(final.groupby("setup")["gap"].mean().sort_values().index)
-    # A setup without a whole pair of runs has no place, and neither have its branches.
-    points = points[points["setup"].isin(order)].rename(columns={"gap": "y"})
-    points = points.assign(x=points["setup"].map(order.index), scheme=scheme)
-    shown = levels.iloc[order]
-    return Plot(f"setups-{scheme}", "setups", caption, points, "setup", f"gap, {unit}", shown, level=0)
+    return Plot(f"setups-{scheme}", "setups", caption, points, "setup", f"gap, {c.unit}", levels, level=0)
 
 
 def _effects(c: SetupComparison) -> Table:

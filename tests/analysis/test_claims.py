@@ -1,4 +1,4 @@
-"""Figures that README and pages state in their own words are those of the packs."""
+"""Check the figures of README and of pages that no generated report shows against the packs."""
 
 import re
 from pathlib import Path
