@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -284,6 +285,37 @@ def tune(
     from posbench.tools.tune import tune as tune_rates
 
     tune_rates([*_words(words, ctx, config_dir), *_in_parallel(jobs)], _train_job, say, console(), not left)
+
+
+@app.command(context_settings=HYDRA)
+def study(
+    ctx: typer.Context,
+    place: Annotated[str, typer.Argument(metavar="SCHEME", help="Your scheme: my_scheme.py:Faded, or a name.")],
+    words: Overrides = None,
+    against: Annotated[
+        str, typer.Option(help="The schemes to compare with, separated by commas; the first decides the exit status.")
+    ] = "qk_rope",
+    budget: Annotated[
+        str, typer.Option(help="The time to use, such as 30m or 2h: it chooses tokens and seeds. Default: as in train.")
+    ] = "",
+    jobs: Annotated[
+        int | None, optional(help="How many runs to train at a time. Default: one per core.", min=1)
+    ] = None,
+) -> None:
+    """Take a scheme from a file to the sentence of a paper: verify, search rates, score, judge, report, pack.
+
+    `posbench study my_scheme.py:Faded --against qk_rope,alibi --budget 30m`
+
+    Stops with Ctrl-C; the same command goes on. Nothing is tested before all is trained. Exit status: as of judge.
+    """
+    from joblib import cpu_count
+
+    from posbench.tools.study import study as study_scheme
+
+    command = shlex.join(["posbench", *sys.argv[1:]])
+    jobs = jobs or cpu_count(only_physical_cores=True)
+    overrides = _words(words, ctx, None)
+    raise SystemExit(study_scheme(place, against.split(","), budget, overrides, jobs, command, console()))
 
 
 @app.command(context_settings=HYDRA)

@@ -79,6 +79,15 @@ class RateSearch:
         means = shared.mean()
         return float(means.index.to_numpy()[means.argmin()])
 
+    def at_middle_rate(self, baseline: str) -> tuple[float, dict[str, pd.Series]]:
+        """Return the rate in the middle, and the schemes' gaps to `baseline` there, by seed."""
+        rates = sorted(self.losses[baseline].columns.to_numpy(float))
+        middle, gaps = float(rates[len(rates) // 2]), dict[str, pd.Series]()
+        for scheme, losses in self.losses.items():
+            if middle in losses and scheme != baseline:
+                gaps[scheme] = (losses[middle] - self.losses[baseline][middle]).dropna()
+        return middle, gaps
+
     def using_order(self, scheme: str, rate: float) -> tuple[int, int]:
         """Return how many seeds at this rate use the order of distant tokens by the end, and how many say so."""
         is_at_rate = (self.runs["scheme"] == scheme) & (self.runs["train.lr"] == rate)

@@ -131,7 +131,7 @@ def _detectable(config: Config, schemes: int) -> str:
     return f"{texts} {unit} with 3, 5, 8 seeds, in 80 % of cases; {count_of(pairs, 'claimed pair')}"
 
 
-def _time_machine(config: Config, mfu: float) -> tuple[str, float]:
+def time_machine(config: Config, mfu: float) -> tuple[str, float]:
     """Return the name of this machine's device, and the model FLOP/s that training reaches on it, not compiled."""
     config = replace(config, train=replace(config.train, compile=False))
     device, entries, architecture = choose_device(config.train), vocab_size(config), build_architecture(config)
@@ -226,7 +226,7 @@ def show(plan: Plan, device: str, mfu: float, gpus: int, console: Console) -> No
     if device not in DATASHEET:
         raise ConfigError(f"--device {device!r} is not known (known: {', '.join(DATASHEET)})")
     hours = plan.flops / mfu / DATASHEET[device] / 3600
-    machine, machine_rate = _time_machine(plan.first, mfu)
+    machine, machine_rate = time_machine(plan.first, mfu)
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column()

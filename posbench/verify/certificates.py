@@ -148,8 +148,8 @@ def relativity(drift: float) -> str:
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
-    # Small tensors need no more than one thread, and another process may train.
+def one_thread() -> Iterator[None]:
+    """Let torch use one thread in the context: small tensors need no more, and another process may train."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -158,7 +158,7 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-@_one_thread()
+@one_thread()
 @torch.no_grad()
 def certify(config: Config, compiled: bool = False) -> Certificate:
     """Run every test of `config.scheme` in a decoder of `config.model` with random weights.

@@ -17,6 +17,7 @@ from posbench.config.units import count_of
 from posbench.schemes import SCHEMES, Shape, build_scheme, scheme_class
 from posbench.system.console import say
 from posbench.verify.certificates import APART, EXACT, ROUNDINGS, SLOPE, Certificate, Check, certify
+from posbench.verify.nearest import nearest_scheme
 from posbench.verify.random_model import FAR, SHIFT, certificate_config
 
 NARROW = 5  # characters of a number in the table; longer column names are hyphenated
@@ -37,6 +38,8 @@ def verify(
     words: Sequence[str] | None, console: Console, compiled: bool = False, config_dir: Path | None = None
 ) -> bool:
     """Test the named schemes, by default all, and print the results as a table. Return whether all hold.
+
+    Of the user's own, also print which scheme of posbench's is the same or the nearest.
 
     Arguments: words, names of schemes and overrides, such as `vo_rope scheme.base=1e6`; compiled, whether to test the
     compiled code of training too; config_dir, a folder of the user's own schemes.
@@ -66,6 +69,9 @@ def verify(
         # Also if a later scheme ends with an error, which is printed after the results.
         if certificates:
             _show(certificates, console)
+    for name, config, certificate in zip(names, configs, certificates, strict=True):
+        if name not in choices("scheme") and certificate.holds:
+            console.print(nearest_scheme(config))
     return all(certificate.holds for certificate in certificates)
 
 
