@@ -18,7 +18,7 @@ from typing import Annotated
 
 import typer
 
-from posbench.analysis.options import JudgeOptions
+from posbench.analysis.options import JudgeOptions, is_loss_table
 from posbench.catalogue import own_files
 from posbench.catalogue.choices import choices
 from posbench.catalogue.own_files import trust_file
@@ -350,6 +350,11 @@ def prepare(
         results.out(line)
 
 
+def _place(name: str, runs_dir: Path) -> Path:
+    # A table of losses is a file, not a place with runs.
+    return Path(name) if is_loss_table(name) else place_named(name, runs_dir)
+
+
 @app.command(name="eval")
 @takes(Request, on_command_line=True)
 def evaluate(
@@ -401,7 +406,7 @@ def report(
 
     reference = place_named(str(options.beside), runs_dir) if options.beside else None
     try:
-        folders = [place_named(name, runs_dir) for name in experiments or []] or [only_experiment(runs_dir)]
+        folders = [_place(name, runs_dir) for name in experiments or []] or [only_experiment(runs_dir)]
     except NothingTrained as error:
         if reference is None:
             raise
@@ -438,7 +443,7 @@ def judge(
 
     reference = place_named(str(options.beside), runs_dir) if options.beside else None
     also = [place_named(str(name), runs_dir) for name in options.also]
-    judgements, left_out = judge_all(place_named(place, runs_dir), replace(options, beside=reference, also=also))
+    judgements, left_out = judge_all(_place(place, runs_dir), replace(options, beside=reference, also=also))
     results = console()
     # If one scheme was named, print only its object.
     if as_json and options.scheme:

@@ -16,6 +16,7 @@ from posbench.analysis.agreement import check_agreement, finished_runs
 from posbench.analysis.cells import means, measure
 from posbench.analysis.families import planned_tests
 from posbench.analysis.long_range_order import LongRangeOrder, long_range_order
+from posbench.analysis.onset import decayed_points
 from posbench.analysis.options import MARGIN
 from posbench.analysis.search import RateSearch, choose_rates
 from posbench.analysis.statistics import (
@@ -253,6 +254,11 @@ class SeedComparison(Comparison):
         return always
 
     @property
+    def ends(self) -> pd.DataFrame:
+        """Return the final losses of these runs and of their branches, as `decayed_points` does."""
+        return decayed_points(self.runs)
+
+    @property
     def is_tested_against_baseline(self) -> bool:
         return self.can_rank and self.wanted_baseline in self.schemes
 
@@ -345,14 +351,7 @@ def build(
     check_agreement(runs, group_by)
     wanted_baseline = baseline or baseline_of(runs)
     losses = runs.pivot(index="seed", columns="scheme", values="loss").sort_index()
-    losses.columns.name = None  # else pandas would carry the name `scheme` into later tables
-    # A scheme without some of the seeds is ranked by how far it is from the complete schemes with the same seeds.
-    complete = losses.loc[:, losses.notna().all()]
-    mean_level = losses.mean()
-    if complete.shape[1]:
-        mean_level = losses.sub(complete.mean(axis=1), axis=0).mean()
-    ranked = sorted((float(value), str(scheme)) for scheme, value in mean_level.items())
-    losses = losses[[scheme for _, scheme in ranked]]
+    losses = by_level(losses)
     used_baseline = wanted_baseline if wanted_baseline in losses else str(losses.columns[0])
     if baseline and baseline not in losses:
         raise ConfigError(
@@ -399,6 +398,17 @@ def build(
         margin=margin,
         group=group,
     )
+
+
+def by_level(losses: pd.DataFrame) -> pd.DataFrame:
+    """Return the losses with the best scheme first. Arguments: losses, a row per seed, a column per scheme."""
+    # A scheme without some of the seeds is ranked by how far it is from the complete schemes with the same seeds.
+    complete = losses.loc[:, losses.notna().all()]
+    mean_level = losses.mean()
+    if complete.shape[1]:
+        mean_level = losses.sub(complete.mean(axis=1), axis=0).mean()
+    ranked = sorted((float(value), str(scheme)) for scheme, value in mean_level.items())
+    return losses[[scheme for _, scheme in ranked]].rename_axis(columns=None)
 
 
 def continued(runs: pd.DataFrame) -> dict[str, list[str]]:

@@ -117,6 +117,11 @@ class JudgeOptions:
             raise ConfigError(f"--also {self.also[0]} names where a winner is confirmed too: add --confirm N")
 
 
+def is_loss_table(place: str | Path) -> bool:
+    """Return whether a place is the file of a table of losses, not a folder or a pack of runs."""
+    return Path(place).suffix in (".csv", ".tsv")
+
+
 def check_margin(margin: float) -> None:
     """Raise ConfigError for a margin that is not above 0 or not finite."""
     if not 0 < margin < math.inf:

@@ -23,8 +23,9 @@ from posbench.analysis.agreement import counts, differences, disagreement, disag
 from posbench.analysis.cells import as_trained, means, on_the_same_targets
 from posbench.analysis.comparison import SeedComparison, baseline_of, build, fewest_seeds
 from posbench.analysis.families import confirmed, planned_tests, record_confirmation, record_tests
+from posbench.analysis.loss_table import LossTable, compare_table, refuse_options
 from posbench.analysis.onset import decayed_points, worth
-from posbench.analysis.options import JudgeOptions
+from posbench.analysis.options import JudgeOptions, is_loss_table
 from posbench.analysis.reading import read_runs
 from posbench.analysis.search import FIRST_SEEDS, choose_rates
 from posbench.analysis.setups import SetupComparison, compare_setups, has_setups
@@ -180,6 +181,8 @@ def judge_all(
     Returns: the judgements, and for each scheme that cannot be judged the lines that say why.
     Raises: ConfigError for the reasons that `judge` gives, or without a scheme to judge.
     """
+    if is_loss_table(place):
+        return _judged_table(Path(place), options)
     if options.setups:
         return _judged_setups(place, options, console or new_console(stderr=True))
     select = partial(_mark_strays, options=options)
@@ -219,6 +222,39 @@ def judge_all(
     if options.also:
         judgements = [_confirmed_elsewhere(judgements[0], place, options, console)]
     return judgements, why_not
+
+
+def _judged_table(file: Path, options: JudgeOptions) -> tuple[list[Judgement], dict[str, list[str]]]:
+    refuse_options(options, ("beside", "confirm", "also", "setups"))
+    c = compare_table(file, options.baseline, options.equal_below, options.family or 0)
+    candidates = [scheme for scheme in dict.fromkeys([*c.schemes, *c.failed]) if scheme != c.baseline]
+    if options.scheme and options.scheme not in candidates:
+        raise ConfigError(f"{file} has no {options.scheme!r}{nearest(options.scheme, candidates)}")
+    return [_judgement_of_table(c, scheme) for scheme in candidates if options.scheme in (None, scheme)], {}
+
+
+def _judgement_of_table(c: LossTable, scheme: str) -> Judgement:
+    values = c.values.reindex(columns=[scheme, c.baseline])
+    gap, low, high = interval((values[scheme] - values[c.baseline]).dropna())
+    tested = c.pairs[c.pairs["left"].isin(values) & c.pairs["right"].isin(values)]
+    outcome, reason = verdict(c.pairs, scheme, c.baseline), "by the test of all seeds of the table"
+    if scheme in c.failed:
+        outcome, reason = "failed", f"seed {', '.join(map(str, c.failed[scheme]))} diverged"
+    return Judgement(
+        scheme=scheme,
+        baseline=c.baseline,
+        verdict=outcome,
+        reason=reason,
+        scope=f"{c.scope.removeprefix('at ')} (not known: {c.unknown})",
+        metric="loss",
+        gap=gap,
+        gap_low=low,
+        gap_high=high,
+        p=float(next(iter(tested["p_claimed"]), math.nan)),
+        seeds=values[scheme].dropna().index.to_list(),
+        baseline_seeds=values[c.baseline].dropna().index.to_list(),
+        warnings=[f"left out: {line}" for line in c.left_out if line.startswith(f"{scheme} ")],
+    )
 
 
 def _judged_setups(

@@ -16,6 +16,8 @@ from rich.console import Console
 from posbench.analysis.agreement import choose, finished_runs
 from posbench.analysis.compare import compare_runs
 from posbench.analysis.comparison import Comparison, SeedComparison
+from posbench.analysis.loss_table import compare_table, refuse_options
+from posbench.analysis.options import is_loss_table
 from posbench.analysis.published import Published, load_published
 from posbench.analysis.reading import read_runs
 from posbench.analysis.subjects import ModelComparison
@@ -51,31 +53,16 @@ def report(
     """
     console = console or Console()
     places = [places] if isinstance(places, str | Path) else list(places)
-    experiment = folder_of(Path(places[0]))
+    experiment = folder_of(Path(places[0])).with_suffix("") if is_loss_table(places[0]) else folder_of(Path(places[0]))
     target = Path(options.output or _default_output(experiment, options))
     notices = new_console(stderr=True) if options.as_json else console  # scripts read only JSON from stdout
-    last_scored = () if options.schemes else _last_subjects(places)
-    schemes = options.schemes or last_scored
-    chosen, rows = read_runs(
-        places, options.beside, notices, lambda summary, _: choose(summary, schemes, options.seeds)
-    )
-    if last_scored:
-        names = ",".join(last_scored)
-        notices.out(
-            f"the models of the last posbench eval: {names}. Others: --schemes NAME,NAME (posbench ls subjects)"
-        )
+    if is_loss_table(places[0]):
+        page = _page_of_table(Path(places[0]), options)
+    else:
+        page = _page_of_places(places, options, notices)
     # After reading, so that an error leaves no empty folder.
     target.mkdir(parents=True, exist_ok=True)
-    page = page_of(chosen, rows, options)
-    places_without_runs = _absent(places, chosen, options)
-    page = replace(
-        page,
-        title=f"posbench: {options.title or page.title}",
-        # Lines about places without a run are in the notes and on the terminal.
-        notes=[*page.notes, *places_without_runs],
-        holes=[*page.holes, *places_without_runs],
-        files={**page.files, "runs.csv": chosen},
-    )
+    page = replace(page, title=f"posbench: {options.title or page.title}")
     paths = write(target, page, options.latex)
     if options.as_json:
         console.out(json_text(_as_json(page, paths)))
@@ -89,12 +76,39 @@ def report(
         notices.out(how_to_train(folder_of(Path(options.beside))))
     if options.wandb:
         # The first run's experiment and tracking settings hold for the report.
-        run = finished_runs(chosen)[0].iloc[0]
+        run = page.runs.iloc[0]
         message = log_report(target, str(run["experiment"]), config_of(str(run["path"])).get("tracking") or {})
         notices.print(message, highlight=False, soft_wrap=True)
     if options.open_page:
         webbrowser.open((target / "report.html").resolve().as_uri())
     return paths
+
+
+def _page_of_table(file: Path, options: ReportOptions) -> Page:
+    refuse_options(options, ("against", "beside", "by", "schemes", "seeds", "wandb"))
+    return page_about([compare_table(file, options.baseline, options.margin)])
+
+
+def _page_of_places(places: Sequence[str | Path], options: ReportOptions, notices: Console) -> Page:
+    last_scored = () if options.schemes else _last_subjects(places)
+    schemes = options.schemes or last_scored
+    chosen, rows = read_runs(
+        places, options.beside, notices, lambda summary, _: choose(summary, schemes, options.seeds)
+    )
+    if last_scored:
+        names = ",".join(last_scored)
+        notices.out(
+            f"the models of the last posbench eval: {names}. Others: --schemes NAME,NAME (posbench ls subjects)"
+        )
+    page = page_of(chosen, rows, options)
+    places_without_runs = _absent(places, chosen, options)
+    return replace(
+        page,
+        # Lines about places without a run are in the notes and on the terminal.
+        notes=[*page.notes, *places_without_runs],
+        holes=[*page.holes, *places_without_runs],
+        files={**page.files, "runs.csv": chosen},
+    )
 
 
 def _last_subjects(places: Sequence[str | Path]) -> tuple[str, ...]:

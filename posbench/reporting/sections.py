@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from posbench.analysis.comparison import Comparison, SeedComparison
-from posbench.analysis.onset import decayed_points
+from posbench.analysis.loss_table import LossTable
 from posbench.analysis.published import Agreement, Published, agreements
 from posbench.analysis.search import RateSearch
 from posbench.analysis.setups import SetupComparison
@@ -38,6 +38,8 @@ def sections_of(c: Comparison, published: Published | None, every_length: bool) 
     """
     if isinstance(c, SetupComparison):
         return setup_sections(c)
+    if isinstance(c, LossTable):
+        return [losses(c), Section("Gaps while training", plots=gap_plots({"": c}))]
     of_protocols = joined(sections_of_protocols(c, every_length), c.schemes)
     if isinstance(c, TaskComparison) and c.search:
         return [*of_protocols, learning_rates(c, c.search)]
@@ -154,9 +156,10 @@ def name_with_remarks(c: SeedComparison, scheme: str) -> str:
     remarks = []
     # JSON text with an entry per layer; None or NaN if all layers have the same scheme.
     recorded_layers = runs.iloc[0].get("scheme.layers")
-    num_layers = runs["model.num_layers"].iloc[0]
-    if isinstance(recorded_layers, str) and len(json.loads(recorded_layers)) > num_layers:
-        remarks.append(f"{num_layers} of {len(json.loads(recorded_layers))} layers")
+    if isinstance(recorded_layers, str):
+        defined, num_layers = len(json.loads(recorded_layers)), runs["model.num_layers"].iloc[0]
+        if defined > num_layers:
+            remarks.append(f"{num_layers} of {defined} layers")
     diverged = int(runs["diverged"].notna().sum())
     if diverged:
         remarks.append(f"{diverged} diverged")
@@ -258,7 +261,7 @@ def gap_plots(groups: Mapping[str, SeedComparison]) -> list[Plot]:
         # Two validations make no curve.
         if len(c.schemes) < 2 or validation.groupby("scheme")["tokens"].nunique().max() < 3:
             continue
-        ends = decayed_points(c.runs)
+        ends = c.ends
         for rows, parts in ((validation, lines), (ends, dots)):
             gaps = gaps_by_tokens(c, rows)
             if len(groups) > 1:

@@ -11,6 +11,7 @@ from typing import Any
 import pandas as pd
 
 from posbench.analysis.comparison import Comparison, SeedComparison
+from posbench.analysis.loss_table import LossTable
 from posbench.analysis.subjects import ModelComparison
 from posbench.analysis.table import config_of, settings_of
 from posbench.config import chosen_experiment
@@ -26,6 +27,10 @@ def setup(comparisons: Sequence[Comparison], group_by: str) -> list[tuple[str, s
     for c in comparisons:
         if isinstance(c, ModelComparison):
             lines += _setup_of_model(c)
+        elif isinstance(c, LossTable):
+            run = c.runs.iloc[0]
+            lines += [("table", f"{run['path']}, {len(c.runs)} runs; {run['metric'] or 'loss'} {run['text']}")]
+            lines += [("not known", c.unknown)]
         elif group_by and isinstance(c, SeedComparison):
             lines.append((f"{group_by}={c.group}", prose("models", c)))
     runs = pd.concat([c.runs for c in comparisons])
