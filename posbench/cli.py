@@ -559,39 +559,21 @@ def export(
 
 @app.command()
 def schemes(
-    runs: Annotated[
+    names: Annotated[
         list[str] | None,
         typer.Argument(
             metavar="NAMES",
             autocompletion=_complete_scheme,
-            help="Schemes to list (my_scheme.py:Faded); with --plot: finished runs, to plot what they have learned.",
+            help="Schemes to list (my_scheme.py:Faded). Default: all.",
             show_default=False,
         ),
     ] = None,
-    plot: Annotated[
-        Path | None,
-        optional(
-            metavar="FOLDER",
-            help="Plot what each scheme does at each distance, into this folder.",
-        ),
-    ] = None,
     config_dir: ConfigDir = None,
-    runs_dir: RunsDir = Path("runs"),
 ) -> None:
-    """List the position schemes, or plot them.
+    """List the position schemes: what each promises, and what it is."""
+    from posbench.verify import list_schemes
 
-    `posbench schemes --plot pictures`, `posbench schemes biases/t5/seed=0 --plot pictures` (with what t5 has learned)
-    """
-    if plot is None:
-        from posbench.verify import list_schemes
-
-        list_schemes(console(), config_dir, runs or [])
-        return
-    # Plots need torch and matplotlib; a list does not.
-    from posbench.reporting.scheme_plots import plot_schemes
-
-    plot.mkdir(parents=True, exist_ok=True)
-    plot_schemes(plot, runs_named(runs, runs_dir) if runs else [], console(), config_dir)
+    list_schemes(console(), config_dir, names or [])
 
 
 @app.command()

@@ -18,6 +18,8 @@ from types import FunctionType
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+import scheme_plots
+
 import posbench
 from posbench.analysis.agreement import is_of_tasks
 from posbench.analysis.comparison import SeedComparison, build
@@ -29,7 +31,6 @@ from posbench.config import ConfigError
 from posbench.data.tasks import tasks
 from posbench.model.decoder import build_model
 from posbench.reference.schemes import definitions
-from posbench.reporting import scheme_plots
 from posbench.reporting.figures import by_head, encode, inline_svg, style
 from posbench.reporting.protocols import mechanism
 from posbench.reporting.report import report
@@ -150,10 +151,12 @@ def picture(name: str) -> str:
     """Draw what the scheme does by distance before it learns; return an empty string if nothing can be drawn."""
     config = compose([f"scheme={name}", *scheme_plots.MODEL, f"train.context_length={scheme_plots.LONGEST}"])
     try:
-        drawn = scheme_plots.curves_by_title(name, build_model(config, 2).scheme, False)
+        scheme = build_model(config, 2).scheme
+        # A scheme with a longest input is drawn up to its last position.
+        drawn = scheme_plots.curves_of(scheme.first, min(scheme_plots.LONGEST, (scheme.longest or 1 << 20) - 1))
     except (ConfigError, AttributeError):
         return ""
-    curves = {what: (of.distances, getattr(of, what)) for of in drawn.values() for what in ("score", "value")}
+    curves = {what: (drawn.distances, getattr(drawn, what)) for what in ("score", "value")}
     curves = {what: line for what, line in curves.items() if line[1] is not None}
     if not curves or config.scheme.attention:
         return ""

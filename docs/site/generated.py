@@ -30,7 +30,6 @@ from posbench.composition.compose import compose
 from posbench.config import TaskConfig
 from posbench.config.units import number, short_count
 from posbench.data.tasks import tasks
-from posbench.evaluation import ngram
 from posbench.evaluation.protocols import PROTOCOLS
 from posbench.model.architecture import build_architecture
 from posbench.model.decoder import Decoder
@@ -263,11 +262,10 @@ def judge_page() -> str:
 
 
 def protocols_page() -> str:
-    """Describe each protocol by the docstrings of its module and class, and the n-gram models."""
+    """Describe each protocol by the docstrings of its module and class."""
     parts = []
     for name, protocol in PROTOCOLS.items():
         parts += [f"## {name}", text_of(inspect.getmodule(type(protocol))), text_of(type(protocol))]
-    parts += ["## ngram", text_of(ngram)]
     return page(
         "Protocols",
         "the docstrings of posbench/evaluation",
@@ -334,7 +332,7 @@ def schemes_page() -> str:
     return page(
         "Schemes",
         "conf/scheme/*.yaml and the packs in runs/reference",
-        "`posbench train scheme=NAME`; `posbench schemes --plot FOLDER NAME` draws one. Parameters: more than `nope`\n"
+        "`posbench train scheme=NAME`. Parameters: more than `nope`\n"
         "in a model of four layers of 96 with six heads of 16 channels. Step: theoretical FLOPs of a training step\n"
         "at 256 tokens of context, `nope` = 1. Trained: [packs](../../runs/reference/packs.md).",
         table(["scheme", "what it computes, and its source", "parameters", "step", "trained in"], rows),

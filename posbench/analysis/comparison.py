@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from posbench.analysis.agreement import check_agreement, finished_runs
-from posbench.analysis.cells import means, measure
+from posbench.analysis.cells import measure
 from posbench.analysis.families import planned_tests
 from posbench.analysis.long_range_order import LongRangeOrder, long_range_order
 from posbench.analysis.onset import decayed_points
@@ -34,7 +34,6 @@ from posbench.analysis.statistics import (
 from posbench.analysis.table import config_of, curves, where
 from posbench.config import ConfigError
 from posbench.config.units import short_count
-from posbench.evaluation.protocols import NGRAM
 from posbench.runs import DIED
 
 
@@ -124,7 +123,6 @@ class SeedComparison(Comparison):
     undecided: set[frozenset[str]]  # pairs that stay open, whatever the tests say: of failed and of late schemes
     split_in_two: list[str]  # schemes of which only some seeds use the order of distant tokens by the end
     late_at_best: list[str]  # schemes with late seeds at the best of their kept rates only: their pairs are open
-    ngrams: pd.DataFrame  # losses of n-gram models, a row per order
     long_range_order: LongRangeOrder | None  # what order beyond 32 tokens is worth; None without results of `order`
 
     @property
@@ -383,7 +381,6 @@ def build(
         second=second,
         cells=cells,
         pairs=pairs,
-        ngrams=_ngrams(rows, losses, used_baseline),
         long_range_order=long_range_order(rows, runs, cells, at_second, primary, fewest, failed),
         search=search,
         planned_tests=planned,
@@ -494,19 +491,3 @@ def split_in_two(runs: pd.DataFrame) -> list[str]:
 def fewest_seeds(split_in_two: Sequence[str]) -> int:
     """Return how many seeds a ranked scheme needs: more if the seeds of some scheme split in two."""
     return ENOUGH_SEEDS if split_in_two else FEWEST_SEEDS
-
-
-def _ngrams(rows: pd.DataFrame, losses: pd.DataFrame, baseline: str) -> pd.DataFrame:
-    """Return the losses of n-gram models and their gaps to the baseline, a row per order."""
-    table = []
-    of_ngrams = rows[rows["protocol"] == NGRAM]
-    # Rows of n-gram models have the order in the column `first`, and the model's name as the scheme.
-    orders = of_ngrams[["first", "scheme"]].drop_duplicates().sort_values("first")
-    for order, name in orders.itertuples(index=False):
-        per_seed = means(of_ngrams[of_ngrams["scheme"] == name], ["seed"]).reindex(losses.index)
-        # NaN: a seed without this order. Only orders that every seed has are compared.
-        if per_seed.notna().all():
-            row = {"scheme": name, "order": int(order), "seeds": len(per_seed)}
-            row |= interval_of("loss", per_seed.to_numpy()) | interval_of("gap", (per_seed - losses[baseline]).dropna())
-            table.append(row)
-    return pd.DataFrame(table)

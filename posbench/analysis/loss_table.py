@@ -136,7 +136,6 @@ def compare_table(file: Path, baseline: str | None, margin: float, size: int = 0
         undecided=undecided,
         split_in_two=[],
         late_at_best=[],
-        ngrams=pd.DataFrame(),
         long_range_order=None,
         curve=rows[rows.set_index(RUN).index.isin(runs.set_index(RUN).index) & np.isfinite(rows["loss"])],
         lrs=lrs,

@@ -23,7 +23,7 @@ import pandas as pd
 import yaml
 
 from posbench.config import ConfigError
-from posbench.evaluation.protocols import NGRAM, PROTOCOLS, VALIDATION, EvalProtocol, protocol_of
+from posbench.evaluation.protocols import PROTOCOLS, VALIDATION, EvalProtocol, protocol_of
 from posbench.runs import FINISHED, UNREADABLE, Manifest, Run, find_runs, run_at, state_of
 from posbench.runs.fingerprints import comparable_fingerprint
 from posbench.runs.results import Result, perplexity
@@ -59,8 +59,8 @@ def results(*places: str | Path, tidy: bool = False) -> pd.DataFrame:
 def read(places: Iterable[str | Path]) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Return the summary (a row per run) and the tidy table (a row per scored window and metric).
 
-    The column `run` of the tidy table is the run's index in the summary, -1 for n-gram models. Raises: ConfigError if a
-    folder or pack does not exist.
+    The column `run` of the tidy table is the run's index in the summary. Raises: ConfigError if a folder or pack does
+    not exist.
     """
     runs: list[Run] = []
     for place in map(Path, places):
@@ -85,7 +85,6 @@ def settings_of(summary: pd.DataFrame) -> list[str]:
 class _Rows:
     def __init__(self) -> None:
         self.keys: list[dict[str, Any]] = []  # values shared by all rows of one result and metric
-        self.with_ngrams: set[tuple[str, int]] = set()  # experiments and seeds whose n-gram models were added
         self.columns: dict[str, list[Any]] = {name: [] for name in ("document", "first", "last", "value", "count")}
 
     def add(self, key: dict[str, Any], **columns: Any) -> None:
@@ -127,7 +126,6 @@ def _summary(number: int, run: Run, rows: _Rows) -> dict[str, Any]:
     # A stored result counts more than the manifest's last validation.
     if final:
         loss, bits_per_byte = final.loss, final.bits_per_byte
-        _add_ngrams(manifest, stored, rows)
     # A continued run begins with trained weights, so a loss above its first one is no divergence.
     initial = math.nan if manifest.continued else first_loss
     row = {
@@ -282,26 +280,6 @@ def _ranges(protocol: EvalProtocol, columns: Mapping[str, Any]) -> tuple[Any, An
     # Rows of whole windows have no range.
     zeros = np.zeros(len(columns[protocol.count_column]), np.int64)
     return zeros, zeros
-
-
-def _add_ngrams(manifest: Manifest, stored: Iterable[Result], rows: _Rows) -> None:
-    # They are added once for all schemes of a seed.
-    experiment_and_seed = (manifest.experiment, manifest.seed)
-    if experiment_and_seed in rows.with_ngrams:
-        return
-    zero = np.zeros(1, np.int64)
-    for result in stored:
-        # N-gram models that counted other batches than this run read are no fair comparison.
-        if result.protocol != NGRAM or result.header["batches"] != manifest.fingerprints.batches:
-            continue
-        rows.with_ngrams.add(experiment_and_seed)
-        for name, sums in result.windows.groupby("order")[["nll", "targets"]].sum().iterrows():
-            order = int(str(name))
-            # Run -1 is none of the summary's. The order takes the place of the range of positions.
-            key = _key(-1, manifest, NGRAM, result.length, 0, "")
-            key |= {"scheme": f"Kneser-Ney {order}", "under": "", "text": "", "anchor": 0, "metric": "loss"}
-            value, count = np.array([sums["nll"]]), np.array([float(sums["targets"])])
-            rows.add(key, document=zero, first=zero + order, last=zero + order, value=value, count=count)
 
 
 def _key(run: int, manifest: Manifest, protocol: str, length: int, at_step: int, digest: str) -> dict[str, Any]:

@@ -509,7 +509,6 @@ class EvaluationConfig(Group):
     max_tokens: Any = ruled(token_count, 1_000_000)  # other protocols: read at most this many tokens per length
     problems: int = ruled(at_least(1), 512)  # accuracy: problems for each length
     bos: bool = False  # protocols of windows: put BOS in the place of each window's first token
-    ngram_tokens: Any = ruled(token_count, 20_000_000)  # count n-gram models for runs up to this size; 0 means never
     batch_tokens: Any = ruled(token_count, 16_384)  # tokens of one forward pass
     piece: Any = ruled(parse_length, 1 << 18)  # split longer sequences into pieces of this many tokens, to save memory
 

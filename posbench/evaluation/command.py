@@ -8,7 +8,6 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
-from itertools import chain
 from pathlib import Path
 from statistics import mode
 from tempfile import TemporaryDirectory
@@ -22,11 +21,10 @@ from posbench.catalogue.own_files import trust_file
 from posbench.config import ConfigError
 from posbench.config.units import short_length
 from posbench.evaluation.evaluate import Begin, evaluate_run
-from posbench.evaluation.ngram import add_ngrams
 from posbench.evaluation.protocols import protocol_of
 from posbench.evaluation.protocols.protocol import EvalProtocol
 from posbench.evaluation.request import Request
-from posbench.evaluation.texts import corpus_for, dataset_for
+from posbench.evaluation.texts import dataset_for
 from posbench.runs import FINISHED, UNREADABLE, Run, state_of
 from posbench.runs.pack import PackedRun
 from posbench.runs.results import Result, row_name
@@ -77,13 +75,6 @@ def evaluate_runs(
                     failures.setdefault(scoring.error, []).append(run.name)
                 evaluations += [(run, result) for result, _ in scoring.results]
                 console.out(f"{run.name}: {_outcome(scoring.results, scoring.error is not None)}")
-        # n-gram models of the same batches, for comparison.
-        if request.wants_ngrams:
-            failed = set(chain.from_iterable(failures.values()))
-            scored_runs = [run for run in scorable if run.name not in failed]
-            # A subject was trained on other batches, which are not known.
-            text_runs = [run for run in scored_runs if not run.config.is_task and run.manifest.subject is None]
-            add_ngrams(text_runs, partial(corpus_for, data=None, notice=say_once), console.out, request.again)
     # Also after Ctrl-C: what was scored is shown.
     finally:
         _show_tables(console, evaluations, request.lengths)

@@ -135,20 +135,13 @@ class Request:
             values.append([f"{name}={value}" for value in re.split(_COMMA, several)])
         return [replace(self, under=combination) for combination in dict.fromkeys([(), *product(*values)])]
 
-    @property
-    def wants_ngrams(self) -> bool:
-        """Return whether to score n-gram models too: if `ngram` or no protocol, length or text is requested."""
-        from posbench.evaluation.protocols import NGRAM
-
-        return NGRAM in self.protocols or not (self.protocols or self.lengths or self.data)
-
     def protocols_of(self, configured: Sequence[str]) -> Sequence[str]:
         """Return the requested protocols, by default those of `configured` that apply."""
-        from posbench.evaluation.protocols import NGRAM, VALIDATION, protocol_named, trust_protocols
+        from posbench.evaluation.protocols import VALIDATION, protocol_named, trust_protocols
 
         if self.protocols:
             # Again, because this may be a worker.
-            return [name for name in trust_protocols(self.protocols) if name != NGRAM]
+            return trust_protocols(self.protocols)
         if self.data is not None:
             # On another text: the loss, and with lengths the protocols by length.
             by_length = (name for name in configured if self.lengths and protocol_named(name).is_by_length)

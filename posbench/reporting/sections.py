@@ -51,9 +51,6 @@ def sections_of(c: Comparison, published: Published | None, every_length: bool) 
     sections += of_protocols
     sections += long_range_order_section(c)
     sections += onset_gaps(c)
-    # This section shows nothing and only carries its file.
-    if len(c.ngrams):
-        sections.append(Section("", files={"ngrams.csv": c.ngrams}))
     if c.search:
         sections.append(learning_rates(c, c.search))
     sections += while_training(c)

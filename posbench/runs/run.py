@@ -340,6 +340,7 @@ _REMOVED_SETTINGS = (
     ("launch", "nproc"),
     ("data", "tuning_fraction"),
     ("evaluation", "passage"),
+    ("evaluation", "ngram_tokens"),
 )
 
 

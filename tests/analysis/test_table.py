@@ -7,10 +7,8 @@ import pandas as pd
 import pytest
 
 import posbench
-from posbench.analysis.table import read
 from posbench.reporting.page import meaning
 from posbench.runs import DIED
-from posbench.runs.results import ResultKey
 from tests.analysis.fabricate import run_of, write_evaluation
 
 
@@ -71,17 +69,3 @@ def test_every_column_is_documented(experiment):
     for frame in (posbench.results(experiment), posbench.results(experiment, tidy=True)):
         assert all(meaning(str(column))[0] for column in frame.columns)
     assert meaning("of_a_protocol_of_mine") == ("", "")
-
-
-def test_ngram_models_are_rows_of_a_protocol_of_their_own(experiment_copy):
-    run = run_of(experiment_copy, "nope", 1)
-    counts = {"document": 0, "start": 0, "targets": 500, "bytes": 900}
-    windows = pd.DataFrame([{**counts, "order": order, "nll": 500 * loss} for order, loss in ((2, 3.5), (3, 2.75))])
-    header = {"batches": run.manifest.fingerprints.batches, "settings": {}, "weights": run.manifest.weights}
-    run.store(ResultKey("ngram", 128), windows, header)
-    _, rows = read([experiment_copy])
-    rows = rows[rows["protocol"] == "ngram"]
-    assert [*zip(rows["scheme"], rows["seed"], rows["value"] / rows["count"], strict=True)] == [
-        ("Kneser-Ney 2", 1, 3.5),
-        ("Kneser-Ney 3", 1, 2.75),
-    ], "once for all schemes of the seed"

@@ -191,14 +191,6 @@ def test_learned_positions_show_a_dash_beyond_their_table(posbench, folder):
     assert "learned is defined up to 128 tokens" in result.out and "reads at most 128: – beyond" in result.out
 
 
-def test_no_ngrams_are_counted_for_a_subject(posbench, folder):
-    sizes = {"n_embd": 32, "n_layer": 1, "n_head": 2, "n_positions": 128, "vocab_size": 257, "bos_token_id": 256}
-    saved("learned", plain_bytes(TokenizerConfig(kind="bytes"), ()), "GPT2Config", **sizes)
-    result = scored(posbench, "learned", "--length", "128")
-    assert result.status == 0, result.error
-    assert "n-gram" not in result.out + result.error
-
-
 @pytest.mark.slow
 def test_one_model_that_cannot_follow_the_options_does_not_stop_the_others(posbench, folder):
     yarn = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 10000.0, "original_max_position_embeddings": 128}

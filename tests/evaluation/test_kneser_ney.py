@@ -1,21 +1,17 @@
 """Kneser-Ney models: by a brute-force definition, on the text that a run read, stored once a seed."""
 
-import io
-import math
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.console import Console
 
+from benchmarks.ngrams import ORDERS, KneserNey, discounts, holders, losses_of, text_read, windows_read
+from posbench.config import ConfigError
 from posbench.data import prepare
-from posbench.evaluation.command import evaluate_runs
-from posbench.evaluation.ngram import ORDERS, KneserNey, discounts, text_read, windows_read
-from posbench.evaluation.request import Request
-from posbench.runs import find_runs
 from posbench.training import train
 
 V, LONGEST = 4, 4
@@ -75,63 +71,26 @@ def test_discounts_are_those_of_chen_and_goodman():
 
 
 @pytest.fixture
-def trained_runs(config):
-    """Return finished runs of two schemes and two seeds."""
-    names = [(name, seed) for name in ("nope", "qk_rope") for seed in (0, 1)]
-    return [train(config(f"scheme={name}", f"seed={seed}", "train.steps=1")) for name, seed in names]
-
-
-@pytest.fixture
 def run(config):
     return train(config("scheme=nope", "train.steps=1"))
 
 
-def evaluated(runs, **request):
-    console = Console(file=io.StringIO(), width=200)
-    evaluate_runs(runs, Request(protocols=("ngram",), **request), console)
-    return console.file.getvalue()
-
-
-def ngrams(runs):
-    return [result for run in runs for result in run.results()[0] if result.protocol == "ngram"]
-
-
-@pytest.mark.slow
-def test_they_are_scored_once_a_seed_on_the_batches_and_windows_of_its_runs(trained_runs):
-    assert evaluated(trained_runs).count("Kneser-Ney 2, 3, 5 on the same batches: ") == 2
-    held = ngrams(find_runs(trained_runs[0].path.parents[1]))
-    assert [result.header["batches"] for result in held] == [
-        run.manifest.fingerprints.batches for run in trained_runs[:2]
-    ]
-    assert (
-        "Kneser-Ney" not in evaluated(trained_runs[::-1])
-        and evaluated(trained_runs, again=True).count("Kneser-Ney") == 2
-    )
-    assert len(ngrams(trained_runs)) == 2
-    result, run = held[0], trained_runs[0]
+def test_they_read_the_batches_and_windows_of_the_run(run):
     corpus = prepare(run.config)
     starts, batches = windows_read(run.config, corpus)
-    assert batches == run.manifest.fingerprints.batches and result.header["tokens"] == 4 * 32 == len(starts) * 32
-    [validation] = [stored for stored in run.results()[0] if stored.protocol == "validation"]
-    scored = ["document", "start", "targets", "bytes"]
-    for order in ORDERS:
-        of_order = result.windows[result.windows["order"] == order].reset_index(drop=True)
-        assert of_order[scored].equals(validation.windows[scored])
-        loss = of_order["nll"].sum() / of_order["targets"].sum()
-        assert result.header["losses"][str(order)] == pytest.approx(loss)
+    assert batches == run.manifest.fingerprints.batches and len(starts) == 4
+    losses = losses_of(run)
+    assert [*losses] == list(ORDERS) and all(0 < loss < np.log(corpus.vocab_size) for loss in losses.values())
 
 
-def test_bits_a_byte_are_those_of_the_longest_model(run):
-    evaluated([run])
-    [result] = ngrams([run])
-    rows = result.windows[result.windows["order"] == max(ORDERS)]
-    assert result.header["nll_mean"] == pytest.approx(rows["nll"].sum() / rows["targets"].sum())
-    assert result.header["bits_per_byte"] == pytest.approx(rows["nll"].sum() / math.log(2) / rows["bytes"].sum())
-
-
-def test_other_batches_than_recorded_or_too_many_tokens_give_none(run, config):
+def test_other_batches_than_recorded_are_refused(run):
     run.update_manifest(fingerprints=replace(run.manifest.fingerprints, batches="0" * 16))
-    assert f"no n-gram models, because {run.name} was trained on other batches (fingerprint 0000" in evaluated([run])
-    assert not ngrams([run])
-    long = train(config("train.steps=2", "evaluation.ngram_tokens=255"))
-    assert "Kneser-Ney" not in evaluated([long]) and long.manifest.tokens == 256
+    with pytest.raises(ConfigError, match="was trained on other batches"):
+        losses_of(run)
+
+
+@pytest.mark.parametrize(("name", "shown"), [("headline", "2.307"), ("headline_prose-tune", "2.150")])
+def test_the_figures_of_the_results_page_are_in_the_packs(name, shown):
+    runs = [run for run in holders(f"runs/reference/{name}") if run.manifest.tokens == 12_288_000]
+    assert f"{np.mean([losses_of(run)[5] for run in runs]):.3f}" == shown
+    assert f"Kneser-Ney 5 ({shown})" in Path("docs/results.md").read_text(encoding="utf-8")

@@ -1,11 +1,11 @@
-"""Curves that `posbench schemes --plot` draws equal formulas by hand; its files are written."""
+"""Curves that the site draws equal formulas by hand."""
 
 import numpy as np
 import pytest
+from scheme_plots import curves_of
 
 from posbench.composition.compose import compose
 from posbench.model.decoder import build_model
-from posbench.reporting.scheme_plots import curves_of
 from posbench.schemes.alibi import slopes
 
 SMALL = ["model.d_model=64", "model.num_heads=4", "model.head_dim=16", "train.context_length=64"]

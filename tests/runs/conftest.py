@@ -32,7 +32,7 @@ def trained(documents, cache, tmp_path_factory, evaluate):
     runs = tmp_path_factory.mktemp("trained") / "runs"
     for seed in (0, 1):
         run = train(compose([*small_run(documents, cache, runs), *WORDS, f"seed={seed}"]))
-        evaluate(run, lengths=(32, 64), protocols=("fixed", "ngram"))
+        evaluate(run, lengths=(32, 64), protocols=("fixed", "validation"))
     evaluate(Run(runs / "demo/vo_rope/seed=0"), lengths=(64,), under=("base=1e2",))
     return runs
 

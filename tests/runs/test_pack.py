@@ -30,7 +30,6 @@ def facts(run):
 @pytest.mark.slow
 def test_packed_runs_say_what_their_folders_say_and_packing_twice_gives_the_same_bytes(runs):
     facts_before = {run.path: facts(run) for run in find_runs(runs)}
-    assert any(key.protocol == "ngram" for key in find_runs(runs)[0].evaluated())
     frame = posbench.results(runs)
     file = pack_experiment(runs / "demo", None, pytest.fail)
     again = pack_experiment(runs / "demo", runs.parent / "demo.zip", pytest.fail)

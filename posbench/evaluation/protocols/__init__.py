@@ -16,7 +16,6 @@ from posbench.runs.results import Result
 __all__ = [
     "ACCURACY",
     "MECHANISM",
-    "NGRAM",
     "NONOVERLAPPING",
     "PROTOCOLS",
     "VALIDATION",
@@ -37,7 +36,6 @@ PROTOCOLS = dict(_OURS)  # and those of users and packages that were asked for
 # Protocols that other modules ask for by name.
 VALIDATION, NONOVERLAPPING = PROTOCOLS["validation"], PROTOCOLS["nonoverlapping"]
 ACCURACY, MECHANISM = PROTOCOLS["accuracy"], PROTOCOLS["mechanism"]
-NGRAM = "ngram"  # of results that no protocol scores: losses of n-gram models (`posbench.evaluation.ngram`)
 
 
 def check_protocols(config: Config) -> None:
@@ -78,7 +76,7 @@ def trust_protocols(names: Iterable[str]) -> list[str]:
     for name in names:
         if of_file := with_options(name):
             trust_files({"kind": of_file[0]})
-        known.append(name if name == NGRAM else protocol_named(name).name)
+        known.append(protocol_named(name).name)
     return known
 
 

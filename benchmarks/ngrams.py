@@ -1,9 +1,12 @@
-"""Score n-gram models: Kneser-Ney models of a run's training batches, on the run's validation windows.
+"""Score n-gram models on the text that an experiment's models read, which gives losses a scale.
 
-All schemes of a seed share one result, in the `eval/` folder of one of their runs, with the fingerprint of the batches
-in its header. The n-gram models see what the run's model saw: an n-gram never crosses the border of a training window
-of `train.context_length` + 1 tokens, nor a target's context the border of the scored window. Text counts once, even if
-several epochs or overlapping windows contain it. BOS can be in the context and is not a target.
+    python -m benchmarks.ngrams runs/mine                   losses of orders 2, 3 and 5 for each seed, nats per token
+    python -m benchmarks.ngrams runs/reference/headline     those that its pack holds
+
+The n-gram models see what a run's model saw: an n-gram never crosses the border of a training window of
+`train.context_length` + 1 tokens, nor a target's context the border of the scored window. Text counts once, even if
+several epochs or overlapping windows contain it. BOS can be in the context and is not a target. Scored are the windows
+of the run's last validation.
 
 The models are interpolated modified Kneser-Ney (Chen & Goodman 1998, TR-10-98, section 3): three discounts per order.
 For a context h of n - 1 tokens, whose last n - 2 are h':
@@ -18,26 +21,20 @@ window is predicted by the model of order k + 1.
 
 from __future__ import annotations
 
-import math
-import time
-from collections.abc import Callable, Sequence
+import sys
 from dataclasses import dataclass
-from functools import cache
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from posbench.config import Config, ConfigError
-from posbench.data import Corpus
+from posbench.data import Corpus, prepare
 from posbench.data.dataset import chained
-from posbench.evaluation.protocols import NGRAM, Scored
 from posbench.evaluation.protocols.validation import Validation
 from posbench.evaluation.windows import tabulate_windows
 from posbench.runs import Run, find_runs
-from posbench.runs.results import ResultKey
-from posbench.system.console import Say
 
 ORDERS = (2, 3, 5)
 
@@ -47,97 +44,48 @@ _FALLBACK = (0.5, 1.0, 1.5)  # discounts if too few n-grams were read to estimat
 _UNKNOWN = -1  # the number of an n-gram that was never read, or that begins before its window
 
 
-def add_ngrams(runs: Sequence[Run], corpus_of: Callable[[Run], Corpus], notice: Say, again: bool = False) -> None:
-    """Score n-gram models for runs that have no such result yet, once for all schemes of one seed.
+def losses_of(run: Run) -> dict[int, float]:
+    """Return {order: loss in nats per token}, stored with the run or counted now.
 
-    Arguments: again, whether to replace stored results. Continued runs, and runs of more than `evaluation.ngram_tokens`
-    tokens, are skipped.
+    Raises: ConfigError if this version would choose other batches.
     """
-    seen = set()
-
-    @cache
-    def finished_in(folder: Path) -> list[tuple[str | None, Run]]:  # each run.json is read once
-        return [(run.manifest.fingerprints.batches, run) for run in find_runs(folder) if run.is_finished]
-
-    for run in runs:
-        folder, batches_fingerprint = run.experiment_folder, run.manifest.fingerprints.batches
-        # A continued run has read only a part of its batches itself. `ngram_tokens` is the size of the largest run that
-        # is counted.
-        if run.manifest.continued or run.manifest.tokens > run.config.evaluation.ngram_tokens:
-            continue
-        if (folder, batches_fingerprint) in seen:
-            continue
-        seen.add((folder, batches_fingerprint))
-        # The result belongs to the batches: any run of the experiment with the same ones may hold it.
-        same_batches = [finished for fingerprint, finished in finished_in(folder) if fingerprint == batches_fingerprint]
-        holder = next(filter(_has_ngrams, same_batches), run)
-        if _has_ngrams(holder) and not again:
-            continue
-        title = f"{run.manifest.experiment}, seed {run.manifest.seed}"
-        try:
-            rows, header = ngram_scores(run, corpus_of(run))
-        except ConfigError as error:
-            notice(f"{title}: no n-gram models, because {error}")
-            continue
-        holder.store(ResultKey(NGRAM, run.config.train.context_length), rows, header)
-        shown = ", ".join(f"{loss:.4f}" for loss in header["losses"].values())
-        orders, seconds = ", ".join(map(str, ORDERS)), header["seconds"]
-        notice(f"{title}: Kneser-Ney {orders} on the same batches: {shown} nats/token ({seconds:.1f} s)")
-
-
-def _has_ngrams(run: Run) -> bool:
-    return any(key.protocol == NGRAM for key in run.evaluated())
-
-
-def ngram_scores(run: Run, corpus: Corpus) -> Scored:
-    """Count n-grams in the run's training batches, score its validation windows, and return the result to store.
-
-    Returns: a table with a row per window, document and order n in ORDERS, and a header with settings and the mean loss
-    of each order. The models have all orders from 2 up to the highest; those that are not in ORDERS are dropped.
-    Raises: ConfigError if this version would choose other batches or validation windows.
-    """
-    config, manifest = run.config, run.manifest
-    began = time.perf_counter()
+    stored = [result for result in run.results()[0] if result.protocol == "ngram"]
+    if stored:
+        return {int(order): loss for order, loss in stored[0].header["losses"].items()}
+    config, corpus = run.config, prepare(run.config)
     starts, batches = windows_read(config, corpus)
-    if batches != manifest.fingerprints.batches:
-        recorded = manifest.fingerprints.batches
-        raise ConfigError(f"{run.name} was trained on other batches (fingerprint {recorded}, now {batches})")
-    length = config.train.context_length
+    if batches != run.manifest.fingerprints.batches:
+        raise ConfigError(f"{run.name} was trained on other batches: give its text and its version of posbench")
+    length, validation = config.train.context_length, Validation()
     tokens, depths = text_read(corpus.train.tokens, starts, length, max(ORDERS))
-    probabilities = KneserNey(tokens, depths, corpus.vocab_size, max(ORDERS)).probabilities
-    validation = Validation()
-    # There is one length, so it is the anchor too: the longest length of the comparison.
     windows = validation.windows(corpus.validation, length, validation.settings(config), anchor=length)
     window_tokens = np.stack([corpus.validation.tokens[w.start : w.start + w.length + 1] for w in windows])
-    losses = {order: -np.log(p) for order, p in probabilities(window_tokens.astype(np.int64)).items()}
-    # Only the orders that are reported.
-    tables = {o: tabulate_windows(losses[o], windows, corpus.validation, corpus.bos_id) for o in ORDERS}
-    # The same windows as the run's own validation, so that the losses can be compared.
-    window_columns = ["document", "start", "targets", "bytes"]
-    validation_key = ResultKey(validation.name, length)
-    same_key = (result.windows for result in run.results()[0] if result.key == validation_key)
-    validated = next(same_key, None)
-    if validated is None or not np.array_equal(validated[window_columns], tables[ORDERS[0]][window_columns]):
-        raise ConfigError(f"{run.name} was validated on other windows or another text than this posbench would choose")
-    means = {order: float(t["nll"].sum() / t["targets"].sum()) for order, t in tables.items()}
-    targets, num_bytes = (int(validated[name].sum()) for name in ("targets", "bytes"))
-    highest_order_loss = means[max(ORDERS)]
-    by_order = [table.assign(order=order) for order, table in tables.items()]
-    return pd.concat(by_order, ignore_index=True), {
-        "split": validation.split,
-        "settings": {},
-        "windows": len(windows),
-        "documents": int(validated["document"].nunique()),
-        "targets_total": targets,
-        "nll_mean": highest_order_loss,
-        "bits_per_byte": highest_order_loss * targets / math.log(2) / num_bytes,
-        "losses": {str(order): loss for order, loss in means.items()},
-        # Different targets that were read. A depth of 1 is the first token of a window, which is no target.
-        "tokens": int((depths > 1).sum()),
-        "batches": batches,
-        "weights": manifest.weights,
-        "seconds": round(time.perf_counter() - began, 2),
-    }
+    probabilities = KneserNey(tokens, depths, corpus.vocab_size, max(ORDERS)).probabilities(
+        window_tokens.astype(np.int64)
+    )
+    losses = {}
+    for order in ORDERS:
+        table = tabulate_windows(-np.log(probabilities[order]), windows, corpus.validation, corpus.bos_id)
+        losses[order] = float(table["nll"].sum() / table["targets"].sum())
+    return losses
+
+
+def holders(place: str | Path) -> list[Run]:
+    """Return a finished run for each different batches of these runs: one that holds a result, if any does."""
+    chosen: dict[str | None, Run] = {}
+    for run in find_runs(place):
+        batches = run.manifest.fingerprints.batches
+        holds_result = any(key.protocol == "ngram" for key in run.evaluated())
+        if run.is_finished and (batches not in chosen or holds_result):
+            chosen[batches] = run
+    return list(chosen.values())
+
+
+def main() -> None:
+    """Print the losses for each seed of the experiments on the command line."""
+    for run in chain.from_iterable(map(holders, sys.argv[1:])):
+        losses = ", ".join(f"{loss:.4f} (n={order})" for order, loss in losses_of(run).items())
+        print(f"{run.experiment_folder}, seed {run.manifest.seed}, {run.manifest.tokens:,} tokens: {losses}")
 
 
 def windows_read(config: Config, corpus: Corpus) -> tuple[Ints, str]:
@@ -271,3 +219,7 @@ def discounts(counts: Ints) -> Floats:
     y = n1 / (n1 + 2 * n2)
     estimates = (1 - 2 * y * n2 / n1, 2 - 3 * y * n3 / n2, 3 - 4 * y * n4 / n3)
     return np.array([0.0, *np.clip(estimates, 0.0, (1.0, 2.0, 3.0))])
+
+
+if __name__ == "__main__":
+    main()

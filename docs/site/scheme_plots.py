@@ -1,4 +1,4 @@
-"""Plot what each scheme does over distance (`posbench schemes --plot`), by calling its methods in float64.
+"""Plot what each scheme does over distance before it learns, by calling its methods in float64.
 
     score(d)  scaled score of a query and a key with the same content at distance d, minus the score at distance 0
     value(d)  share of a value from distance d that arrives at the query unchanged
@@ -8,9 +8,7 @@ Both are means over random contents.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,16 +16,11 @@ import torch
 from matplotlib import colormaps
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
-from rich.console import Console
 from torch import Tensor
 
 from posbench.attention import Softmax
-from posbench.catalogue.choices import choices
-from posbench.composition.compose import compose
-from posbench.model.decoder import build_model
-from posbench.reporting.figures import INK, WIDTH, encode, new_figure, style
-from posbench.runs import Run
-from posbench.schemes import Gates, Layers, Placement, Scheme
+from posbench.reporting.figures import INK, WIDTH, new_figure, style
+from posbench.schemes import Gates, Placement, Scheme
 from posbench.schemes.earlier import EarlierRows
 
 # The decoder for schemes without a finished run, with heads of a usual size.
@@ -37,7 +30,6 @@ LEAST = -16.0  # lowest score shown; lower scores give no weight, and their rang
 SAMPLES = 256  # number of random contents
 FLAT = 1e-9  # curves that change by less are not drawn
 COLUMNS = 4
-_LABELS = {"score": "score minus that at distance 0", "value": "part of a value that arrives unchanged"}
 Curve = NDArray[np.float64]
 
 
@@ -48,63 +40,6 @@ class Curves:
     distances: Curve  # tokens
     score: Curve | None  # in the units of scaled scores
     value: Curve | None  # share of the value that was sent
-
-
-def plot_schemes(folder: Path, runs: Sequence[Run], console: Console, config_dir: Path | None = None) -> list[Path]:
-    """Draw every scheme with softmax attention, write scores.svg and values.svg to `folder`, and return their paths.
-
-    Arguments: runs, finished runs, whose schemes are drawn with their trained weights; config_dir, folder of the user's
-    own schemes.
-    Raises: ConfigError if a run has no weights or a scheme cannot be used in the decoder.
-    """
-    trained = {run.config.scheme.name: run for run in runs}
-    folders: list[Path] = []
-    extra: list[str] = []
-    if config_dir:
-        folders, extra = [config_dir], [f"--config-dir={config_dir}"]
-    names = list(dict.fromkeys([*choices("scheme", *folders), *trained]))
-    drawn: dict[str, Curves] = {}
-    # A trained run takes the place of the untrained scheme.
-    for name in names:
-        if name in trained:
-            config, scheme = trained[name].config, trained[name].load_model().scheme
-        else:
-            config = compose([f"scheme={name}", *MODEL, f"train.context_length={LONGEST}", *extra])
-            scheme = build_model(config, 2).scheme
-        if not config.scheme.attention:  # such a scheme has the curves of the same scheme with softmax attention
-            drawn |= curves_by_title(name, scheme, name in trained)
-    folder.mkdir(parents=True, exist_ok=True)
-    paths = []
-    # A file without a curve is not written.
-    for name, label in _LABELS.items():
-        lines = {title: (curves.distances, getattr(curves, name)) for title, curves in drawn.items()}
-        lines = {title: line for title, line in lines.items() if line[1] is not None}
-        if lines:
-            paths.append(folder / f"{name}s.svg")
-            paths[-1].write_bytes(encode(grid(lines, label), "svg"))
-    console.print(f"wrote {', '.join(path.name for path in paths)} in {folder}/", markup=False, soft_wrap=True)
-    flat = [title for title, curves in drawn.items() if curves.score is None and curves.value is None]
-    if flat:
-        console.print(
-            f"nothing to draw for {', '.join(flat)}: nothing changes with distance, or learned tables start at 0 (name "
-            "a finished run to plot trained ones)",
-            markup=False,
-        )
-    return paths
-
-
-def curves_by_title(name: str, scheme: Layers, is_trained: bool) -> dict[str, Curves]:
-    """Return the curves of a scheme's layers by title: one entry, or if trained one per layer that differs."""
-    # A scheme that supports only sequences of `scheme.longest` tokens is drawn up to its last position.
-    longest = min(LONGEST, (scheme.longest or LONGEST + 1) - 1)
-    if not is_trained:
-        return {name: curves_of(scheme.first, longest)}
-    # Layers that share parameters have the same curves.
-    layers = list(dict.fromkeys(scheme))
-    title = f"{name} (trained)"
-    if len(layers) == 1:
-        return {title: curves_of(layers[0], longest)}
-    return {f"{title}, layer {n}": curves_of(layer, longest) for n, layer in enumerate(layers)}
 
 
 @torch.no_grad()
