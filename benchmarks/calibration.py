@@ -17,6 +17,8 @@ The whole procedure with its choice of learning rates, for the designs of DESIGN
 `headline` (five seeds at one rate) and of its old pilots (one seed at each rate) give three things: the mean loss of a
 scheme at its best rate, what the other rates cost, and the noise of its runs around the mean of their seed.
 
+- a study (`posbench study`): the share of studies of equal schemes that call the first one better than a baseline, in
+  the worst of the nine tables below.
 - pairs decided, of 15: the true losses are the means in the packs. In brackets: with twice the noise off the best rate.
 - false claims: tables in which six schemes are equal at their best rates; any claim is false. Nine null tables: three
   costs of other rates (none, 0.035 nats for each factor of two, the packs') times three kinds of noise (the packs',
@@ -51,7 +53,7 @@ from __future__ import annotations
 import argparse
 import csv
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations, permutations
 from pathlib import Path
@@ -72,6 +74,7 @@ from posbench.analysis.statistics import LEVEL, beats, document_error, equals, h
 from posbench.analysis.table import curves
 from posbench.analysis.verdict import LOOKS
 from posbench.composition.setups import design as design_of_setups
+from posbench.config.units import count_of
 
 Floats = NDArray[np.float64]
 SCHEMES, SEEDS, CANDIDATES = 11, (3, 5, 8), 20
@@ -270,6 +273,40 @@ def procedure(trials: int, random: np.random.Generator) -> Iterator[list[str]]:
         yield row
 
 
+def studies(trials: int, random: np.random.Generator) -> Iterator[list[str]]:
+    """Yield the rows of a table of seeds: the % of studies of equal schemes that call theirs better, by baselines."""
+    levels, spread, pool = packs()
+    tables = worlds(levels, spread)
+    counts = (1, 2, 5)
+    kinds = {"": tables["false"], ", 30% late": tables["false, 30% late"]}
+    yield ["seeds", *(f"{count_of(count, 'baseline')}{kind}" for kind in kinds for count in counts)]
+    for seeds in SEEDS:
+        row = [str(seeds)]
+        for kind in kinds.values():
+            rates = [better_of_equals(world, seeds, trials, random, pool, counts) for world in kind]
+            row += [f"{100 * rate:.1f}" for rate in np.max(rates, axis=0)]
+        yield row
+
+
+def better_of_equals(
+    world: World, seeds: int, trials: int, random: np.random.Generator, pool: Floats, counts: Sequence[int]
+) -> list[float]:
+    """Return the share of trials in which the first scheme is called better than any of so many others."""
+    runs = world.draw(random, trials, seeds, pool)
+    kept = runs[..., :FIRST_SEEDS].mean(-1).argsort(-1)[..., :2]
+    runs = np.take_along_axis(runs, kept[..., None], 2)
+    runs = np.take_along_axis(runs, runs.mean(-1).argsort(-1)[..., None], 2)  # [trials, schemes, 2, seeds], best first
+    rates = []
+    for count in counts:
+        own, others = runs[:, :1], runs[:, 1 : 1 + count]
+        p_better = beats(own[:, :, 0], [others[:, :, 0], others[:, :, 1]])
+        p_worse = beats(others[:, :, 0], [own[:, :, 0], own[:, :, 1]])
+        is_decided = np.array([holm(row) <= LEVEL for row in np.minimum(p_better, p_worse)])
+        is_ahead = own[:, :, 0].mean(-1) < others[:, :, 0].mean(-1)
+        rates.append(float((is_decided & is_ahead).any(1).mean()))
+    return rates
+
+
 @dataclass(frozen=True)
 class Rule:
     """A rule by which a loop tests a candidate: at which numbers of seeds, and for how many tests it corrects."""
@@ -466,6 +503,7 @@ def main() -> None:
         bred(20 * n, np.random.default_rng(options.seed)),
         drops(),
         over_setups(n, np.random.default_rng(options.seed)),
+        studies(4 * n, np.random.default_rng(options.seed)),
     ):
         for row in table:
             print(" | ".join(row), flush=True)
