@@ -111,10 +111,12 @@ def number(value: Any, digits: int = 3, sign: bool = False) -> str:
 
 def plus_minus(value: Any, half_width: float, sign: bool = False) -> str:
     """Return a value and its half width as text: `2.7120 ±0.0013`, `2.71 ±0.18`; without ± if `half_width` is NaN."""
-    text = number(value, decimals(half_width), sign)
+    digits = decimals(half_width)
+    # A value that would round to zero gets one more digit.
+    text = number(value, digits if round(value, digits) else digits + 1, sign)
     if math.isnan(value) or math.isnan(half_width):
         return text
-    return f"{text} ±{half_width:.{decimals(half_width)}f}"
+    return f"{text} ±{half_width:.{digits}f}"
 
 
 def group_text(value: Any) -> str:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from rich.console import Console
 
 from posbench.analysis.card import ENOUGH_WINDOWS, OPEN, RISES, TOO_FEW, Card, Choice, Difference, card_of
-from posbench.config.units import DASH, count_of
+from posbench.config.units import DASH, count_of, plus_minus
 from posbench.runs import Run
 from posbench.runs.finding import SUBJECTS
 from posbench.system.files import write_text
@@ -128,10 +129,4 @@ def _value(option: str) -> str:
 
 
 def _nats(difference: Difference, sign: bool = False) -> str:
-    # As many digits as the interval can support.
-    digits = 2 if difference.half is None or difference.half < 0.1 else 1
-    plus = "+" if sign else ""
-    value = f"{difference.nats:{plus}.{digits}f}"
-    if difference.half is None:
-        return value
-    return f"{value} ±{difference.half:.{digits}f}"
+    return plus_minus(difference.nats, difference.half or math.nan, sign)

@@ -56,7 +56,7 @@ def test_the_line_stops_at_the_first_length_that_rises():
         "to 64 tokens back"
     )
     assert first_command.startswith("– rescaling: posbench eval TINY")
-    assert "may rise at 256 (+0.02 ±0.05 nats)" in card_lines(card(Step(0.02, 0.05, 256, 16)))[0]
+    assert "may rise at 256 (+0.003 ±0.050 nats)" in card_lines(card(Step(0.003, 0.05, 256, 16)))[0]
     assert "too few windows" in card_lines(card(Step(0.02, 0.05, 256, 4)))[0]
     few = card_lines(card(Step(0.0, 0.01, 256, 4), Step(3.9, 1.4, 512, 4)))[0]
     assert "loss rises by 3.9 ±1.4 nats at 512 (4 windows); too few windows to say up to where" in few

@@ -82,11 +82,10 @@ def heads_table(heads: pd.DataFrame) -> Table:
             # The head with the largest share; none if this was not measured.
             for _, best in scored.tail(1).iterrows():
                 row[name] = best["value"]
-                row[f"{name}: after"] = f" ± {best['value_windows']:.2f} ({best['layer']}.{best['head']})"
+                row[f"{name}: after"] = f" ±{best['value_windows']:.3f} ({best['layer']}.{best['head']})"
         first_token = measured.loc[measured["measure"] == "first_token", "value"].mean()
         rows.append(row | {"first token": first_token})
-    formats = {name: Format(digits=2, after=f"{name}: after") for name in places}
-    return Table.of(rows, {**formats, "first token": Format(digits=2)})
+    return Table.of(rows, {name: Format(after=f"{name}: after") for name in places})
 
 
 def head_plots(heads: pd.DataFrame) -> list[Plot]:
