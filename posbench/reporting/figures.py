@@ -17,6 +17,7 @@ import matplotlib
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
@@ -300,7 +301,7 @@ def setups(plot: Plot, look: Looks) -> Figure:
 
 
 def cells(plot: Plot, look: Looks) -> Figure:
-    """Draw panels of coloured cells, a text in each, shaded from 0 (white) to 1.
+    """Draw panels of coloured cells, a text in each, shaded from 0 (clear) to 1.
 
     Arguments: plot, with `points` (panel, row, column, shade, text, note: at the right of the row), `marks` (row,
     column, share, is_filled: a dot, further right for a larger share) and `line` (the columns at the left of a line).
@@ -325,8 +326,9 @@ def cells(plot: Plot, look: Looks) -> Figure:
 def _grid(axes: Axes, points: pd.DataFrame, columns: list[str]) -> None:
     rows = list(dict.fromkeys(points["row"]))
     shades = points.pivot(index="row", columns="column", values="shade").reindex(index=rows, columns=columns)
-    # vmax 1.8 keeps cells light enough for dark text
-    axes.pcolormesh(shades.to_numpy(float), cmap="Blues", vmin=0, vmax=1.8, edgecolor="white", linewidth=1.5)
+    # Colours that let the page through, light or dark, keep its text readable on them.
+    colours = LinearSegmentedColormap.from_list("cells", [(BLUE, 0.0), (BLUE, 0.6)])
+    axes.pcolormesh(shades.to_numpy(float), cmap=colours, vmin=0, vmax=1, edgecolor="white", linewidth=1.5)
     axes.invert_yaxis()
     for cell in points.to_dict("records"):
         x, y = columns.index(cell["column"]) + 0.5, rows.index(cell["row"]) + 0.5
@@ -511,9 +513,10 @@ def inline_svg(drawing: str, prefix: str) -> str:
     body = re.sub(r"<metadata>.*?</metadata>", "", body, flags=re.DOTALL)
     # Without a height, a picture that is narrower than planned keeps its shape.
     body = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", body, count=1)
-    body = re.sub(r'(<svg[^>]*?) width="([^"]*)"', r'\1 style="max-width: \2"', body, count=1)  # text stays its size
+    # The page limits the width, so that text has one size in all pictures.
+    body = re.sub(r'(<svg[^>]*?) width="([^"]*)"', r'\1 style="--width: \2"', body, count=1)
     body = re.sub(r'\bid="', f'id="{prefix}-', body)
     body = re.sub(r"url\(#", f"url(#{prefix}-", body)
     body = re.sub(r'href="#', f'href="#{prefix}-', body)
-    # These two colours follow the page's light or dark theme.
-    return body.replace(INK, "currentColor").replace(GRID, "var(--rule)")
+    # These colours follow the page's light or dark theme.
+    return body.replace(INK, "currentColor").replace(GRID, "var(--rule)").replace("#ffffff", "var(--paper)")

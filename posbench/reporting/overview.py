@@ -199,7 +199,7 @@ def _limits_map(tasks: Sequence[TaskComparison], table: Table) -> Plot:
     for row in table.frame.to_dict("records"):
         for t in tasks:
             scheme, shade = row["scheme"], math.nan
-            # The length as a multiple of the trained one, on a log scale; 0.1 keeps learnt tasks apart from white
+            # The length as a multiple of the trained one, on a log scale; 0.1 keeps learnt tasks apart from clear
             # cells.
             if scheme in t.limits:
                 shade = 0.1 + 0.9 * math.log2(t.kept_to(scheme) / t.trained) / math.log2(greatest_multiple)
@@ -207,7 +207,7 @@ def _limits_map(tasks: Sequence[TaskComparison], table: Table) -> Plot:
             points.append({"row": scheme, "column": column, "shade": shade, "text": row[_title(t)]})
     caption = (
         "Length up to which single answers (letters, bits, pairs) stay right, each after the true ones before it; not "
-        "whole problems. Darker: a larger multiple of the trained length, which stands below the task's name."
+        "whole problems. Bluer: a larger multiple of the trained length, which stands below the task's name."
     )
     x_label = f"length at which the share of right letters, bits\nor pairs falls below {KEPT}; not of whole problems"
     return Plot("summary", "cells", caption, pd.DataFrame(points).assign(panel="", note=""), x_label)

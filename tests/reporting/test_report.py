@@ -62,7 +62,8 @@ def test_every_picture_is_in_both_pages_and_wide_tables_scroll(full):
     text, page = ((full / f"report.{kind}").read_text() for kind in ("md", "html"))
     pictures = set(re.findall(r"\]\((\S+\.svg)\)", text))
     assert pictures == {file.name for file in full.glob("*.svg")} and len(pictures) == 6
-    assert page.count("<figure ") == 6 and "<img" not in page and "<script" not in page and "http:" not in page[:2000]
+    assert page.count("<figure ") == 6 and "<img" not in page and "<script src" not in page
+    assert "http:" not in page[:2000] and page.count("#fff") == 1, "pictures are as dark as the page"
     assert page.count("<table>") == page.count('<div class="scroll"><table>') == text.count("\n:-- |")
 
 

@@ -1,13 +1,14 @@
 """The report of tasks: who has learnt, medians of those, and the length at which a task is lost."""
 
 import math
+import re
 
 import pandas as pd
 import pytest
 
 from posbench.analysis.agreement import is_of_tasks
 from posbench.analysis.tasks import compare_tasks
-from posbench.reporting.figures import draw_all
+from posbench.reporting.figures import draw_all, encode, inline_svg
 from posbench.reporting.overview import limits_table
 from posbench.reporting.protocols import accuracy
 from posbench.reporting.text import as_text
@@ -124,7 +125,10 @@ def test_options_of_an_evaluation_stand_beside_and_not_among_the_scores():
     scored = compared(runs, pd.concat([rows, rescored]))
     assert scored.medians.loc["alibi"].to_list() == [1.0] * 5
     assert set(scored.scores.loc[scored.scores["under"] != "", "accuracy"]) == {0.5}
-    assert set(draw_all(runs, accuracy.sections(scored))) == {"task-copy", "options-copy"}
+    figures = draw_all(runs, accuracy.sections(scored))
+    assert set(figures) == {"task-copy", "options-copy"}
+    page = inline_svg(encode(figures["task-copy"], "svg").decode(), "")
+    assert "fill-opacity: 0.6" in page and not re.search("#f[\\da-f]{5}", page), "cells let a dark page through"
     marked = compared(runs, pd.concat([rows, rows.assign(under="weights=bfloat16")]))
     assert set(draw_all(runs, accuracy.sections(marked))) == {"task-copy"}
 

@@ -57,7 +57,7 @@ def task_map(t: TaskComparison) -> Plot:
         "Median accuracy by length, over the seeds that learnt. A dot is a seed, from chance at the left of a cell to "
         "1 at its right; open: it has not learnt."
     )
-    x_label = f"length, items (trained up to {t.trained}, the line; chance {t.chance:.2g}: white)"
+    x_label = f"length, items (trained up to {t.trained}, the line; chance {t.chance:.2g}: clear)"
     line = t.lengths.index(t.trained) + 1  # after the column of the trained length
     return Plot(f"task-{t.name}", "cells", caption, points, x_label, marks=marks, line=line)
 
@@ -82,7 +82,7 @@ def _by_number(option: str) -> tuple[str, list[float]]:
 
 
 def _cells(t: TaskComparison, accuracy: pd.DataFrame) -> pd.DataFrame:
-    # Return a picture's cells, shaded from chance (white) to 1. Arguments: accuracy, the value of each cell.
+    # Return a picture's cells, shaded from chance (clear) to 1. Arguments: accuracy, the value of each cell.
     points = []
     for row, values in accuracy.iterrows():
         for column, value in values.items():
