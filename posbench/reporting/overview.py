@@ -22,6 +22,7 @@ from posbench.reporting.sections import gap_plots
 from posbench.reporting.setups import Groups, paired_effect_sections
 
 MOST_PAIRS = 30  # pairs in the table of pairs by group
+HALF = "±: half the 95 % interval over seeds"  # in captions
 
 
 def overview(comparisons: Sequence[Any], group_by: str) -> list[Section]:
@@ -57,11 +58,11 @@ def by_group(groups: Groups, group_by: str) -> list[Section]:
     table = pivot(cells, titles, "group", "loss", Format(half="loss_half", bold="is_best"))
     if is_rate:
         _add_gap_at_best_rates(table, groups, cells)
-    latex = ("loss", f"{title}, nats/token; bold: the best of each row.")
+    latex = ("loss", f"{title}, nats/token; bold: the best of each row; {HALF}.")
     loss = Section(title, table=table, note=prose("losses_by", is_rate), latex=latex)
     title = f"Gap to the baseline by scheme and {group_by}"
     table = pivot(cells, titles, "group", "gap", Format(half="gap_half", sign=True, after="mark"))
-    gap = Section(title, table=table, note=prose("gaps_by"), latex=("gap", f"{title}, nats/token."))
+    gap = Section(title, table=table, note=prose("gaps_by"), latex=("gap", f"{title}, nats/token; {HALF}, paired."))
     # Losses answer the question about learning rates, gaps the others: the terminal shows the first table.
     sections = [gap, loss]
     if is_rate:

@@ -61,9 +61,11 @@ def sections_of(c: Comparison, published: Published | None, every_length: bool) 
 
 
 def _with_runs_in_captions(section: Section, c: SeedComparison) -> Section:
-    # A picture is shown without its page, so its caption names the schemes, seeds, models and text.
-    plots = [replace(plot, caption=f"{plot.caption} {prose('models', c)}.") for plot in section.plots]
-    return replace(section, plots=plots)
+    # Pictures and LaTeX tables are shown without their page, so captions name the schemes, seeds, models and text.
+    models = f" {prose('models', c)}."
+    plots = [replace(plot, caption=plot.caption + models) for plot in section.plots]
+    latex = section.latex and (section.latex[0], section.latex[1] + models)
+    return replace(section, plots=plots, latex=latex)
 
 
 # ---------------------------------------------------------------- losses
@@ -73,7 +75,7 @@ def losses(c: SeedComparison) -> Section:
     """Return the section with losses and gaps to the baseline, which has no heading."""
     table = loss_table(c)
     plots = [gaps_plot(c)] if len(c.schemes) > 1 else []
-    latex = ("loss", f"Loss on held-out text, nats/token. {prose('models', c)}.")
+    latex = ("loss", prose("caption", c))
     return Section("", plots=plots, table=table, note=prose("losses", c, table.frame), latex=latex)
 
 
@@ -304,12 +306,12 @@ def costs(c: SeedComparison) -> Section:
     shares = {scheme: sizes[scheme] / sizes[c.baseline] - 1 for scheme in c.schemes}
     # Below half a percent, sizes count as equal.
     other_sizes = [f"{scheme} {share:+.1%}" for scheme, share in shares.items() if abs(share) >= 0.005]
-    shared = "; ".join(f"{name} {value}" for name, value in shared_figures.items())
+    shared = [f" {name} {value}." for name, value in shared_figures.items()]
     return Section(
         "Costs",
         table=table if len(table.frame.columns) > 1 else None,  # the first column only names the schemes
         note=prose("costs", c, shared_figures, other_sizes),
-        latex=("costs", f"Costs. {shared}"),
+        latex=("costs", f"Costs.{''.join(shared)}"),
     )
 
 

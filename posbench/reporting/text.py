@@ -77,7 +77,8 @@ def latex(table: Table, caption: str, label: str) -> str:
     """Return the table in LaTeX (`booktabs`), with bold text and special characters translated."""
     escaped = as_text(table).rename(columns=_latex).map(_latex)
     layout = "l" + "r" * (len(escaped.columns) - 1)
-    return str(escaped.to_latex(index=False, caption=_latex(caption), label=label, column_format=layout, position="t"))
+    text = escaped.to_latex(index=False, caption=_latex(caption), label=label, column_format=layout, position="t")
+    return f"% needs \\usepackage{{booktabs}}\n{text}"
 
 
 def _latex(text: str) -> str:
@@ -85,10 +86,13 @@ def _latex(text: str) -> str:
     text = text.replace("\\*", "*")
     for special in "&%$#_":
         text = text.replace(special, f"\\{special}")
+    # A number and its interval are one formula.
+    text = re.sub(r"([+-]?[\d.]+) ±([\d.]+)", r"$\1 \\pm \2$", text)
     for sign, shown in {"±": r"$\pm$", DASH: "--", "≥": r"$\geq$"}.items():
         text = text.replace(sign, shown)
-    text = re.sub(r"(?<![\w.])-(?=\d)", "$-$", text)  # a minus sign, not a hyphen
-    return re.sub(r"\*\*(.+?)\*\*", r"\\textbf{\1}", text)
+    text = re.sub(r"(?<![\w.$])-[\d.]+", r"$\g<0>$", text)  # a minus sign, not a hyphen
+    # Bold text does not make formulas bold.
+    return re.sub(r"\*\*(.+?)\*\*", r"\\textbf{\\boldmath \1}", text)
 
 
 def words(names: Sequence[str], most: int = 12) -> str:
