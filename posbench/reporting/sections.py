@@ -57,6 +57,8 @@ def sections_of(c: Comparison, published: Published | None, every_length: bool) 
     sections.append(costs(c))
     if published:
         sections += beside_published(c, published)
+    if len(c.seeds) > 1:
+        sections.append(losses_of_seeds(c))
     return [_with_runs_in_captions(section, c) for section in sections]
 
 
@@ -186,6 +188,13 @@ def claims_table(c: SeedComparison) -> Table:
         outcomes.append(verdict(c.pairs, *names).replace("better", "differ"))
     frame[f"verdict {c.scope}"] = outcomes
     return table
+
+def losses_of_seeds(c: SeedComparison) -> Section:
+    """Return the section with the loss of each run, a column per seed."""
+    by_scheme = c.values.T.rename(columns="seed {}".format)
+    table = Table(by_scheme.rename_axis("scheme").reset_index(), dict.fromkeys(map(str, by_scheme), Format(digits=4)))
+    return Section("Losses of each seed", table=table)
+
 
 
 # ---------------------------------------------------------------- learning rates, training, costs

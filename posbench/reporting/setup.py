@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any
@@ -18,6 +19,7 @@ from posbench.config import chosen_experiment
 from posbench.config.units import short_count
 from posbench.reporting.page import prose
 from posbench.reporting.text import words
+from posbench.runs import run_at
 from posbench.runs.fingerprints import settings_in_use
 
 
@@ -109,12 +111,33 @@ def setup_of_runs(runs: pd.DataFrame) -> list[tuple[str, str]]:
             f"seeds {seeds}; {machine}; {', '.join(versions)}{code}; fingerprints: {prints}",
         ),
     ]
+    facts += _commands(runs, experiment)
     # Steps with values that were not finite changed nothing.
     skipped = runs[runs["skipped_steps"] > 0]
     if len(skipped):
         listed = ", ".join(f"{r.scheme} seed {r.seed}: {r.skipped_steps}" for r in skipped.itertuples())
         facts.append(("skipped steps", listed))
     return facts
+
+
+def _commands(runs: pd.DataFrame, experiment: str) -> list[tuple[str, str]]:
+    # Return a line with the commands that train and pack the runs, or none unless all recorded the same settings.
+    verb, of_one_run = "train -m", {"scheme", "seed", "runs_dir"}
+    last = f"seed={','.join(map(str, sorted(set(runs['seed']))))}"
+    if runs["searched"].all():
+        verb, last = "tune", f"experiment_name={experiment}"
+        of_one_run |= {"scheme.lr", "experiment_name"}
+    schemes, settings = list[str](), set[str]()
+    for path in runs["path"]:
+        overrides = run_at(path).manifest.command or ()
+        schemes += [word for word in overrides if word.startswith("scheme=")]
+        settings.add(shlex.join(word for word in overrides if word.partition("=")[0] not in of_one_run))
+    # A run without a recorded command has no scheme.
+    if len(settings) > 1 or len(schemes) < len(runs):
+        return []
+    joined = ",".join(dict.fromkeys(schemes)).replace(",scheme=", ",")
+    command = " ".join(filter(None, ("posbench", verb, *settings, joined, last)))
+    return [("commands", f"`{command}`, `posbench pack {experiment}`")]
 
 
 def _with_both_levels(config: Mapping[str, Any]) -> dict[str, Any]:
