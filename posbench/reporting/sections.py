@@ -106,6 +106,8 @@ def loss_table(c: SeedComparison) -> Table:
     """
     gap_column, ranking = f"gap to {c.baseline}", c.ranking
     frame = pd.DataFrame({"scheme": [name_with_remarks(c, scheme) for scheme in c.schemes]})
+    if c.can_rank:
+        frame["verdict"] = ranking["verdict"]
     frame["seeds"] = [seeds_text(c, seeds) for seeds in ranking["seeds"]]
     # Letters need a test of every pair, not only of some that the experiment fixed before training.
     if c.conclusions.get("has_letters"):
@@ -113,11 +115,11 @@ def loss_table(c: SeedComparison) -> Table:
         frame["group"] = [groups.get(scheme, DASH) for scheme in c.schemes]
     frame["loss"] = ranking["loss"]
     if c.has_onsets:
-        frame["long-range order"] = [count_onsets(c.onsets[scheme]) for scheme in c.schemes]
+        frame["order"] = [count_onsets(c.onsets[scheme]) for scheme in c.schemes]
     frame[gap_column] = ranking["gap"]
     # Too few seeds for intervals: the gap of each one is shown instead.
     if not c.can_rank:
-        gaps_column = "gap of each seed"
+        gaps_column = "each seed"
         if len(c.seeds) > 1:
             cells: list[Any] = []
             for scheme in c.schemes:
@@ -125,13 +127,10 @@ def loss_table(c: SeedComparison) -> Table:
                 cells.append("" if scheme == c.baseline else of_seeds)
             frame[gaps_column] = cells
         return Table(frame, {gap_column: SIGNED, gaps_column: SIGNED})
-    frame[f"verdict {c.scope}"] = ranking["verdict"]
+    frame["beats"] = [beaten_text(c, scheme, "p_claimed") for scheme in c.schemes]
     # After a search, the tests at these rates alone are shown too.
-    tests = {f"beats {c.scope}": "p_claimed"}
     if c.is_at_best_rates:
-        tests["beats at these rates"] = "p_at_rates_claimed"
-    for title, test in tests.items():
-        frame[title] = [beaten_text(c, scheme, test) for scheme in c.schemes]
+        frame["beats"] += [f" ({beaten_text(c, scheme, 'p_at_rates_claimed')})" for scheme in c.schemes]
     # `add` replaces the two plain columns from above by columns with intervals.
     table = Table(frame)
     table.add("loss", ranking["loss"], half(ranking, "loss"))
@@ -186,15 +185,15 @@ def claims_table(c: SeedComparison) -> Table:
     for names in zip(pairs["left"], pairs["right"], strict=True):
         # The columns already say which loss is lower.
         outcomes.append(verdict(c.pairs, *names).replace("better", "differ"))
-    frame[f"verdict {c.scope}"] = outcomes
+    frame["verdict"] = outcomes
     return table
+
 
 def losses_of_seeds(c: SeedComparison) -> Section:
     """Return the section with the loss of each run, a column per seed."""
     by_scheme = c.values.T.rename(columns="seed {}".format)
     table = Table(by_scheme.rename_axis("scheme").reset_index(), dict.fromkeys(map(str, by_scheme), Format(digits=4)))
     return Section("Losses of each seed", table=table)
-
 
 
 # ---------------------------------------------------------------- learning rates, training, costs

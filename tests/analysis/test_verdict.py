@@ -59,7 +59,7 @@ def test_every_verdict_on_the_reference_packs_is_the_reports(name):
             assert data["verdict"] == "open" and data["p"] is None
             continue
         row = table.loc[name_with_remarks(comparison, judgement.scheme)]
-        assert data["verdict"] == row[f"verdict at {judgement.scope}"]
+        assert data["verdict"] == row["verdict"]
         assert float(row[f"gap to {comparison.baseline}"].split()[0]) == pytest.approx(judgement.gap, abs=6e-3)
         assert (data["p"] <= 0.05) == (data["verdict"] in ("better", "worse"))
 
@@ -193,7 +193,7 @@ def test_with_a_search_the_verdict_holds_at_best_rates_and_waits_for_its_end(tmp
     assert (finished.verdict, finished.scope) == ("better", "best rates")
     table = as_text(loss_table(build(*read_runs([place], None, console(quiet=True))))).set_index("scheme")
     by_report = judge(place, "alibi")
-    assert by_report.verdict == table.loc["alibi", "verdict at best rates"] == "better"
+    assert by_report.verdict == table.loc["alibi", "verdict"] == "better"
     stopped, *_ = [run for run in find_runs(place.with_name("demo-tune")) if run.manifest.seed == 4]
     stopped.update_manifest(status="stopped")
     for run in find_runs(place.with_name("demo-tune")):

@@ -14,6 +14,8 @@ from rich.console import Console
 
 from posbench.config.units import plus_minus
 from posbench.reporting.report import report
+from posbench.reporting.section import Format, Table
+from posbench.reporting.text import latex
 from posbench.runs import Run, find_runs
 from tests.analysis.fabricate import World, comparison, fabricate, run_of, searched, write_evaluation
 from tests.refusals import refuses
@@ -49,12 +51,22 @@ def test_every_figure_of_the_tables_is_in_the_csv_files(full):
     row = alibi.loc[("validation", 256)]
     half = (float(row["gap_high"]) - float(row["gap_low"])) / 2
     shown = plus_minus(float(row["gap"]), half, sign=True)
-    row_text = rf"^alibi \| 4 \| \w+ \| [\d.]+ ±[\d.]+ \| {re.escape(shown)} \| worse \| 1/3$"
+    row_text = rf"^alibi \| worse \| 4 \| \w+ \| [\d.]+ ±[\d.]+ \| {re.escape(shown)} \| 1/3$"
     assert re.search(row_text, text, re.MULTILINE)
     assert f"{float(alibi.loc[('fixed', 2048), 'gap']):+.3f}" in text
     described = pd.read_csv(full / "columns.csv", keep_default_na=False)
     assert set(described["file"]) == {file.name for file in full.glob("*.csv")} - {"columns.csv"}
     assert (described["meaning"] != "").all()
+    assert set(re.findall(r"\]\((\S+\.csv)\)", text)) == {file.name for file in full.glob("*.csv")}
+
+
+@pytest.mark.slow
+def test_the_loss_of_each_seed_is_the_last_table_of_the_page_only(full):
+    runs = pd.read_csv(full / "runs.csv").set_index(["scheme", "seed"])["loss"]
+    text = (full / "report.md").read_text().partition("## Losses of each seed")[2]
+    losses = " | ".join(f"{runs['alibi', seed]:.4f}" for seed in range(4))
+    assert "scheme | seed 0 | seed 1 | seed 2 | seed 3\n" in text and f"alibi | {losses}\n" in text
+    assert re.findall("^## (.*)$", text, re.MULTILINE) == ["Setup"]
 
 
 @pytest.mark.slow
@@ -70,9 +82,24 @@ def test_every_picture_is_in_both_pages_and_wide_tables_scroll(full):
 @pytest.mark.slow
 def test_latex_tables_are_tabulars_with_captions(full):
     text = (full / "latex" / "loss.tex").read_text()
-    assert r"\begin{tabular}{lrrrrrr}" in text and r"\caption{Loss on held-out text" in text and r"qkvo\_rope" in text
-    assert re.search(r"[+$]0\.\d+", text) and not re.search(r"& -\d", text), "a minus sign is no hyphen"
+    assert text.startswith("% needs \\usepackage{booktabs}\n") and r"\begin{tabular}{lrrrrrr}" in text
+    caption = r"$\pm$: half the 95 \% interval over seeds; gaps are paired by seed. Verdicts are at this rate, with "
+    assert caption + "Holm's correction over 6 pairs. 4 position schemes, 4 seeds; models of" in text
+    assert r"qkvo\_rope" in text and re.search(r"& \$\+0\.\d+ \\pm 0\.\d+\$ &", text)
+    assert not re.search(r"& -\d", text), "a minus sign is no hyphen"
     assert "±" not in text and (full / "latex" / "gaps.pdf").read_bytes().startswith(b"%PDF")
+
+
+def test_a_small_gap_is_not_rounded_to_zero():
+    assert [plus_minus(0.003, 0.18), plus_minus(-0.003, 0.18, sign=True)] == ["0.003 ±0.18", "-0.003 ±0.18"]
+    assert [plus_minus(0.03, 0.18), plus_minus(0.0123, 0.018)] == ["0.03 ±0.18", "0.012 ±0.018"]
+
+
+def test_a_bold_number_with_its_interval_is_one_bold_formula():
+    bold = Table(
+        pd.DataFrame({"loss": [1.0], "half": [0.25], "bold": [True]}), {"loss": Format(half="half", bold="bold")}
+    )
+    assert r"\textbf{\boldmath $1.00 \pm 0.25$}" in latex(bold, "", "")
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -81,7 +108,12 @@ def test_seeds_beyond_the_planned_ones_are_named_and_not_tested(tmp_path):
     shutil.copytree(tmp_path / "demo-tune/lr=0.002/nope/seed=4", tmp_path / "demo-tune/lr=0.002/nope/seed=5")
     Run(tmp_path / "demo-tune/lr=0.002/nope/seed=5").update_manifest(seed=5)
     text, _ = written(folder, tmp_path / "report")
-    assert "- not compared: nope at 0.002, seeds 5: beyond the 5 planned seeds" in text and "nope | 5 | b" in text
+    assert (
+        "- not compared: nope at 0.002, seeds 5: beyond the 5 planned seeds" in text
+        and "nope | worse | 5 | b |" in text
+    )
+    # The sentence says all: there is only one pair.
+    assert "\nAt best rates, against qk_rope: nope is worse. By mean loss" in text and "decided:" not in text
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -101,7 +133,69 @@ def test_what_is_special_about_runs_is_said_in_the_table(experiment_copy, tmp_pa
     run_of(experiment_copy, "alibi", 0).update_manifest(status="died", reason="the loss is nan")
     text, _ = written(experiment_copy, tmp_path)
     assert "nope (4 of 9 layers) |" in text and "- not compared: alibi seed 0: died: the loss is nan" in text
-    assert "scheme | seeds | group" in text and "alibi | 3 |" in text, "schemes have unlike numbers of seeds"
+    assert re.search(r"^alibi \| failed \| 3 \|", text, re.MULTILINE), "schemes have unlike numbers of seeds"
+    # A sentence of its own says that alibi failed.
+    sentence = text.split("\n\n")[2].partition(" By mean")[0]
+    assert sentence == "At this rate, against qk_rope: qkvo_rope is equal; nope is worse."
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_the_command_that_made_the_runs_is_in_the_setup(experiment_copy, tmp_path):
+    def commands():
+        return re.findall(r"^- commands: (.*)$", written(experiment_copy, tmp_path)[0], re.MULTILINE)
+
+    for run in find_runs(experiment_copy):
+        of_run = [f"scheme={run.manifest.scheme}", f"seed={run.manifest.seed}", f"runs_dir=/{run.manifest.seed}"]
+        run.update_manifest(command=["experiment=demo", "scheme.lr=1", *of_run])
+    settings = "experiment=demo scheme.lr=1 scheme=alibi,nope,qk_rope,qkvo_rope seed=0,1,2,3"
+    assert commands() == [f"`posbench train -m {settings}`, `posbench pack demo`"]
+    for other in (["experiment=demo", "scheme=alibi", "seed=0"], None):
+        run_of(experiment_copy, "alibi", 0).update_manifest(command=other)
+        assert not commands()
+    for run in find_runs(experiment_copy):
+        run.update_manifest(command=None)
+    assert not commands()
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_the_command_of_a_search_is_tune(tmp_path):
+    folder = searched(tmp_path, qk_rope=0.0, nope=0.05)
+    for run in find_runs(tmp_path / "demo-tune"):
+        rate = run.manifest.experiment.removeprefix("lr=")
+        of_run = [f"scheme={run.manifest.scheme}", f"scheme.lr={rate}", f"experiment_name=lr={rate}", "seed=0"]
+        run.update_manifest(command=["experiment=demo", *of_run])
+    tune = "`posbench tune experiment=demo scheme=nope,qk_rope experiment_name=demo`"
+    assert f"- commands: {tune}, `posbench pack demo`" in written(folder, tmp_path / "report")[0]
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_the_table_fits_into_80_columns(tmp_path):
+    shown = written(REFERENCE / "headline_gpu_muon", tmp_path)[1]
+    lines = shown.partition("──")[0].splitlines()
+    assert lines[-1].split() == ["scheme", "verdict", "seeds", "group", "loss", "order", "qk_rope", "beats"]
+    assert re.search(r"^alibi +better +5 +a +[\d.]+ ±[\d.]+ +5/5 +-[\d.]+ ±[\d.]+ +1/1 \(1/1\)$", shown, re.MULTILINE)
+
+
+TABLE = """
+const cells = (texts) => texts.map((textContent, cellIndex) => (
+  { textContent, cellIndex, dataset: {}, closest: () => ({ tBodies: [body] }) }));
+const names = () => body.rows.map((row) => row.cells[0].textContent).join("");
+const body = { append: (...rows) => { body.rows = rows } };
+const texts = [
+  ["a", "9.5 ±1", "worse"], ["b", "2.05M", ""], ["c", "–", "open"], ["d", "-0.5", "worse"], ["e", "1,631", ""]];
+body.rows = texts.map((texts) => ({ cells: cells(texts) }));
+const headings = cells(["scheme", "loss", "verdict"]);
+const document = { querySelectorAll: () => headings };
+"""
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
+def test_a_click_on_a_heading_sorts_by_numbers_or_text():
+    page = Path("posbench/reporting/templates/page.html.j2").read_text("utf-8")
+    [script] = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)
+    clicks = "for (const n of [1, 1, 2, 0]) { headings[n].onclick(); console.log(names()) }"
+    done = subprocess.run(["node", "-e", TABLE + script + clicks], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["daebc", "beadc", "cadbe", "abcde"] and script.count("\n") <= 20
 
 
 @pytest.mark.slow
