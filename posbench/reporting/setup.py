@@ -124,7 +124,7 @@ def _commands(runs: pd.DataFrame, experiment: str) -> list[tuple[str, str]]:
     # Return a line with the commands that train and pack the runs, or none unless all recorded the same settings.
     verb, of_one_run = "train -m", {"scheme", "seed", "runs_dir"}
     last = f"seed={','.join(map(str, sorted(set(runs['seed']))))}"
-    if runs["searched"].all():
+    if "searched" in runs and runs["searched"].all():
         verb, last = "tune", f"experiment_name={experiment}"
         of_one_run |= {"scheme.lr", "experiment_name"}
     schemes, settings = list[str](), set[str]()
