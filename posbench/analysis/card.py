@@ -95,6 +95,7 @@ class Card:
     base: Choice | None  # its difference is the best's to the model as it is, at the same length
     heads: dict[str, Head] | None
     schema: int = _SCHEMA
+    is_length_known: bool = True  # False: config.json does not say `trained_length`, which is the longest asked for
 
     @property
     def flat_up_to(self) -> int | None:
@@ -154,6 +155,7 @@ def card_of(run: Run) -> Card | None:
         name=run.manifest.scheme,
         path=subject["path"],
         trained_length=T,
+        is_length_known=bool(subject.get("length", T)),
         longest=subject.get("longest"),
         is_instructed=bool(subject.get("is_instructed")),
         has_rotations=bool(subject.get("rotations")),

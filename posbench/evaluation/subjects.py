@@ -28,6 +28,7 @@ from posbench.composition.compose import compose
 from posbench.config import Config, ConfigError
 from posbench.data.text.corpus import Corpus
 from posbench.data.text.preparation import prepare_held_out
+from posbench.data.text.tokenizer import BOS
 from posbench.evaluation.request import Request
 from posbench.model.decoder import ScoredModel
 from posbench.model.rotations import show_rotations
@@ -112,7 +113,12 @@ def _subject(path: Path, settings: Sequence[str], request: Request, runs_dir: Pa
         console.out(note)
     source.check_code()
     # `model` and `scheme` of this configuration are placeholders, because config.json describes the model.
-    T = source.length
+    T = source.length or max(request.lengths, default=0)
+    if not T:
+        raise ConfigError(
+            f"{source.folder}/config.json has no max_position_embeddings or context_length, the length that the model "
+            "was trained on: name the lengths to score with --length, or add max_position_embeddings"
+        )
     words = [f"train.context_length={T}", "train.steps=1", "scheme=nope", f"scheme.name={source.name}"]
     words += [f"experiment_name={SUBJECTS}", f"runs_dir={runs_dir}", f"model.name={source.name}"]
     words += ["tokenizer=file", f"tokenizer.path={tokenizer}"]
@@ -131,6 +137,10 @@ def _subject(path: Path, settings: Sequence[str], request: Request, runs_dir: Pa
     model = load_subject(source, (), T, device)  # checks the tensors before any text is read
     console.out(f"{source.name}: preparing data={config.data.name}")
     corpus = prepare_held_out(config, console.out, whole=True)
+    if corpus.bos_id is not None and corpus.tokenizer.id_to_token(corpus.bos_id) == BOS:
+        console.out(
+            f"{source.name}: the tokenizer names no BOS, so {BOS} begins each document, which the model never saw"
+        )
     if corpus.vocab_size > model.vocab_size:
         raise ConfigError(
             f"the tokenizer of {path} has {corpus.vocab_size} tokens, and the model's table {model.vocab_size} rows: "
@@ -201,6 +211,7 @@ def _manifest(
             "class": facts.class_name,
             "rotations": source.rotations,
             "longest": facts.longest,
+            "length": source.length,
             "is_instructed": source.is_instructed,
             "versions": dict(versions),
             "characters_per_token": len(corpus.tokenizer.decode(tokens.tolist())) / len(tokens),
@@ -224,9 +235,9 @@ def _show_positions(run: Run, request: Request, console: Console) -> None:
     if subject["longest"] is not None:
         longest_text = f", and reads at most {subject['longest']:,} (learned positions)"
     kind = ", instruction-tuned" if subject["is_instructed"] else ""
+    trained = f"windows of {T:,} tokens" if subject.get("length", T) else "windows of unknown length"
     console.out(
-        f"{run.name} ({subject['class']}{kind}): trained on windows of {T:,} tokens{longest_text}. "
-        f"config.json: {rotation_text}"
+        f"{run.name} ({subject['class']}{kind}): trained on {trained}{longest_text}. config.json: {rotation_text}"
     )
     if not rotations:
         return

@@ -6,10 +6,12 @@ import hashlib
 import io
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from importlib.util import find_spec
+from logging import Handler, getLogger
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +23,17 @@ from transformers.utils import logging
 from posbench.catalogue.own_files import kinds_in
 from posbench.config import ConfigError
 from posbench.data.text.tokenizer import CONVERT
-from posbench.huggingface import files
+from posbench.huggingface import files, gguf_files
 from posbench.huggingface.files import SAVE
 from posbench.huggingface.modeling import PosbenchForCausalLM
-from posbench.huggingface.rotations import change_rotations, head_width, rotations_in, trained_length
+from posbench.huggingface.rotations import (
+    change_rotations,
+    check_angles,
+    head_width,
+    is_rescaled,
+    rotations_in,
+    trained_length,
+)
 from posbench.huggingface.subject import SubjectModel
 from posbench.model.decoder import ScoredModel
 from posbench.model.rotations import Rotation
@@ -39,8 +48,21 @@ _NOT_POSITIONS = ("transformers_version", "_name_or_path", "torch_dtype", "dtype
 
 
 @lru_cache(maxsize=8)  # reading a GGUF file takes seconds
-def _read_config(source: Source, changed_at: int) -> PreTrainedConfig:
-    return AutoConfig.from_pretrained(source.folder, trust_remote_code=False, local_files_only=True, **source.file_word)
+def _read_config(source: Source, changed_at: int) -> tuple[PreTrainedConfig, tuple[str, ...]]:
+    # Return the configuration, and what transformers warns of in its rotations.
+    if source.is_gguf:
+        gguf_files.check(source.path)
+    with _collected_warnings() as warnings:
+        config = AutoConfig.from_pretrained(
+            source.folder, trust_remote_code=False, local_files_only=True, **source.file_word
+        )
+    if source.is_gguf and not is_rescaled(config):
+        length = trained_length(config, config.to_dict())
+        rescaling = gguf_files.rope_parameters(source.path, length or 0)
+        config.rope_parameters = {**(getattr(config, "rope_parameters", None) or {}), **rescaling}
+    # `check` names keys that are not used itself.
+    notes = [line for line in warnings if "rope" in line.lower() and "Unrecognized keys" not in line]
+    return config, tuple(notes)
 
 
 @lru_cache(maxsize=8)  # reading large weights takes as long as loading them
@@ -72,7 +94,14 @@ class Source:
     @property
     def name(self) -> str:
         """Return the name of the subject, from the name of the folder or file."""
-        name = self.path.stem if self.is_gguf else self.path.resolve().name
+        folder = self.path.absolute()  # not resolved: a link keeps its name
+        if folder.name == "..":
+            folder = folder.resolve()
+        name = folder.stem if self.is_gguf else folder.name
+        # A hub's cache: models--OWNER--NAME/snapshots/REVISION.
+        repository = folder.parent.parent.name
+        if folder.parent.name == "snapshots" and repository.startswith("models--"):
+            name = f"{repository.rpartition('--')[2]}-{folder.name[:7]}"
         # The subject's run is a folder of this name, so other characters are replaced.
         return re.sub(r"[^\w.+-]", "_", name).lstrip("_.+-")
 
@@ -92,6 +121,10 @@ class Source:
     @cached_property
     def config(self) -> PreTrainedConfig:
         """Return the configuration as transformers reads it. Raises: ConfigError if it cannot."""
+        return self._read[0]
+
+    @property
+    def _read(self) -> tuple[PreTrainedConfig, tuple[str, ...]]:
         with _explained(self):
             file = self.path if self.is_gguf else self.path / "config.json"
             return _read_config(self, file.stat().st_mtime_ns)
@@ -115,15 +148,9 @@ class Source:
         return _digest(self.is_gguf, tuple((path, path.stat().st_mtime_ns) for path in paths))
 
     @property
-    def length(self) -> int:
-        """Return the training length, in tokens. Raises: ConfigError if it is not recorded."""
-        length = trained_length(self.config, self.content)
-        if length is None:
-            raise ConfigError(
-                f"{self.folder}/config.json has no max_position_embeddings or context_length, the length that the "
-                "model was trained on: add max_position_embeddings"
-            )
-        return length
+    def length(self) -> int | None:
+        """Return the training length, in tokens, or None if it is not recorded."""
+        return trained_length(self.config, self.content)
 
     @property
     def rotations(self) -> dict[str, dict[str, Any]]:
@@ -155,7 +182,11 @@ class Source:
         with _explained(self):
             tokenizer: Any = AutoTokenizer.from_pretrained(self.folder, local_files_only=True, **self.file_word)
         target.mkdir(parents=True, exist_ok=True)
-        tokenizer.backend_tokenizer.save(str(target / "tokenizer.json"))
+        content = json.loads(tokenizer.backend_tokenizer.to_str())
+        # transformers adds tokens that the file has not, such as <|endoftext|>.
+        count = gguf_files.num_tokens(self.path)
+        content["added_tokens"] = [token for token in content["added_tokens"] if token["id"] < count]
+        (target / "tokenizer.json").write_text(json.dumps(content), encoding="utf-8")
         return target / "tokenizer.json"
 
     def check(self) -> list[str]:
@@ -170,8 +201,17 @@ class Source:
         if self.content.get("quantization_config") is not None:
             raise ConfigError(f"{file} has a quantization_config: dequantise the model first ({SAVE})")
         # Only headers are read, so a check takes no memory.
-        files.check_number_types(files.weight_files(self.path))
-        notes = []
+        weights = files.weight_files(self.path)
+        files.check_number_types(weights)
+        names = files.stored_tensors(weights)
+        for prefix, source in (("_orig_mod.", "torch.compile"), ("module.", "DistributedDataParallel")):
+            if names and all(name.startswith(prefix) for name in names):
+                raise ConfigError(
+                    f"every tensor in {self.path} has a name that begins with {prefix}: remove it ({source})"
+                )
+        notes = [f"transformers says of {file}: {line}" for line in self._read[1]]
+        if heads := self.prediction_heads(names):
+            notes.append(f"{self.path}: {len(heads)} tensors of prediction heads are left out, such as {min(heads)}")
         if self.has_two_tables:
             notes.append(
                 f"{self.path} says tie_word_embeddings=true and stores an lm_head.weight that differs from the "
@@ -187,6 +227,17 @@ class Source:
             if unused and not layer_type:
                 notes.append(f"{file} has rotation keys that rope_type={kind} does not use: {', '.join(unused)}")
         return notes
+
+    def prediction_heads(self, names: Iterable[str]) -> set[str]:
+        """Return the names of tensors in layers that predict further tokens, which transformers leaves out."""
+        if not self.content.get("num_nextn_predict_layers"):
+            return set()
+        layers, heads = self.content["num_hidden_layers"], set()
+        for name in names:
+            match = re.match(r"model\.layers\.(\d+)\.", name)
+            if match and int(match[1]) >= layers:
+                heads.add(name)
+        return heads
 
     def check_code(self) -> None:
         """Raise ConfigError if the scheme of a folder of posbench export is in a file of somebody's own."""
@@ -211,9 +262,11 @@ def load(source: Source, options: Sequence[str], length: int, dtype: torch.dtype
         return _posbench_decoder(source, options, dtype, device)
     config = copied_config(source)
     with _explained(source):
-        change_rotations(config, options, length, source.length, source.name)
+        rotations = change_rotations(config, options, length, source.length or length, source.name)
     settings = json.dumps(rotations_in(config), sort_keys=True)  # tells changed configurations apart
-    return _load(source, config, settings, dtype, device)
+    model = _load(source, config, settings, dtype, device)
+    check_angles(model.model, rotations, length)
+    return model
 
 
 def rotations_under(source: Source, options: Sequence[str], length: int) -> list[Rotation]:
@@ -227,7 +280,7 @@ def rotations_under(source: Source, options: Sequence[str], length: int) -> list
         config.build()  # raises ConfigError for options that the scheme does not have
         return []
     with _explained(source):
-        return change_rotations(config, options, length, source.length, source.name)
+        return change_rotations(config, options, length, source.length or length, source.name)
 
 
 _POSBENCH = PosbenchForCausalLM.config_class
@@ -286,6 +339,9 @@ def from_pretrained(source: Source, config: PreTrainedConfig, dtype: torch.dtype
         )
     model, info = loaded
     _check_tensors(source, info, type(model).__name__)
+    for name, parameter in model.named_parameters():
+        if not parameter.isfinite().all():
+            raise ConfigError(f"{source.path} has {name} with values that are not finite: save the model again")
     return model
 
 
@@ -306,9 +362,11 @@ def _explained(source: Source) -> Iterator[None]:
         if nested_types:
             raise ConfigError(_nested_refused(source, nested_types[0], "its class")) from error
         if source.is_gguf:
+            missing = [package for package in ("gguf", "accelerate") if find_spec(package) is None]
+            remedy = f" (GGUF files need packages: pip install {' '.join(missing)})" if missing else ""
             raise ConfigError(
                 f"transformers {transformers.__version__} cannot load {source.path}: {type(error).__name__}: "
-                f"{_line(error)} (GGUF files need two packages: pip install gguf accelerate)"
+                f"{_line(error)}{remedy}"
             ) from error
         kind = f" (model_type={source.content.get('model_type')})"
         raise ConfigError(
@@ -319,6 +377,23 @@ def _explained(source: Source) -> Iterator[None]:
     finally:
         logging.set_verbosity(verbosity)
         logging.enable_progress_bar()
+
+
+@contextmanager
+def _collected_warnings() -> Iterator[list[str]]:
+    """Collect the warnings of transformers in a `with` block, a line each."""
+    lines: list[str] = []
+    handler, root, level = Handler(), getLogger("transformers"), logging.get_verbosity()
+    handler.emit = lambda record: lines.append(" ".join(record.getMessage().split()))  # type: ignore[method-assign]
+    logging.set_verbosity_warning()
+    root.addHandler(handler)
+    logging.disable_default_handler()
+    try:
+        yield lines
+    finally:
+        root.removeHandler(handler)
+        logging.enable_default_handler()
+        logging.set_verbosity(level)
 
 
 def _line(error: BaseException) -> str:
@@ -344,7 +419,7 @@ def _check_tensors(source: Source, info: Mapping[str, Any], class_name: str) -> 
 
     differences = []
     # Unknown names come before missing ones, because the missing tensors may be there by other names.
-    for name in sorted(info["unexpected_keys"]):
+    for name in sorted({*info["unexpected_keys"]} - source.prediction_heads(info["unexpected_keys"])):
         differences.append(
             f"{file_of(name)} has {name}, which {class_name} has not: rename it, or save the model again with "
             f"transformers, which leaves out what its class has not ({SAVE})"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from itertools import chain
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from posbench.model.rotations import Rotation
 from posbench.schemes.rescaling import LENGTH, ROPE_TYPES, Rescaling, check_lists, check_values
 from posbench.schemes.rotary import inverse_frequencies
 
+_OF_RESCALINGS = {"rope_type", "type", *chain.from_iterable(ROPE_TYPES.values())}
 INFINITE = 1e38  # a factor that makes a frequency 0 in float32
 LAYER_TYPES = ("full_attention", "sliding_attention", "chunked_attention")
 _OPTIONS = ("base", "rescale", "factor")
@@ -70,8 +72,9 @@ def change_rotations(
     Raises: ConfigError if the model has no rotations, or for an option that they do not have.
     """
     parameters = rotations_in(config)
-    by_type = _options_by_type(options, parameters, name)
     text = config.get_text_config()
+    per_layer = "layer_rope_theta" if getattr(text, "layer_rope_theta", None) else ""
+    by_type = _options_by_type(options, parameters, name, per_layer)
     width = head_width(config) if parameters else 0  # without rotations it is not read, and may not be known
     new_settings = {}  # layer type -> its rope_parameters
     methods = {}  # layer type -> name and factor of its rescaling
@@ -84,11 +87,13 @@ def change_rotations(
     return [_rotation(config, key, methods[key], length) for key in new_settings]
 
 
-def _options_by_type(options: Sequence[str], parameters: Mapping[str, Any], name: str) -> dict[str, dict[str, Any]]:
+def _options_by_type(
+    options: Sequence[str], parameters: Mapping[str, Any], name: str, per_layer: str
+) -> dict[str, dict[str, Any]]:
     """Return {layer type: {option: value}}, such as {"full_attention": {"rescale": "yarn"}}.
 
-    It has an entry for each type in `parameters`; the type is "" if all layers share one rotation. Raises: ConfigError
-    for an option that the model does not have.
+    It has an entry for each type in `parameters`; the type is "" if all layers share one rotation. Arguments:
+    per_layer, the key of a base for each layer, or "". Raises: ConfigError for an option that the model does not have.
     """
     by_type: dict[str, dict[str, Any]] = {layer_type: {} for layer_type in parameters}
     for option in options:
@@ -102,6 +107,8 @@ def _options_by_type(options: Sequence[str], parameters: Mapping[str, Any], name
                 f"--under {option} is not for {name}: a model of transformers takes rescale=, factor=, base= and "
                 "rescale.KEY= (a key of its rope_parameters), also as full_attention.rescale="
             )
+        if per_layer:
+            raise ConfigError(f"{name} has a base for each layer ({per_layer}): --under {option} cannot change them")
         if not parameters:
             raise ConfigError(f"{name} has no rotations in its config.json, so --under {option} has nothing to change")
         if is_typed and layer_type not in parameters:
@@ -125,12 +132,18 @@ def _changed(
     Arguments: parameters, as they are; width, channels of a head; length, of the windows, and trained, both in tokens.
     """
     # What stays whatever the rescaling is.
-    common = {key: parameters[key] for key in ("rope_theta", "partial_rotary_factor") if key in parameters}
+    common = {key: value for key, value in parameters.items() if key not in _OF_RESCALINGS}
+    # A temperature of the queries counts from the original length, whatever the rescaling.
+    if "llama_4_scaling_beta" in common and LENGTH in parameters:
+        common[LENGTH] = parameters[LENGTH]
     changed = dict(parameters)
     if "base" in options:
         common["rope_theta"] = changed["rope_theta"] = _base(str(options["base"]))
     own_keys = {key.removeprefix("rescale."): value for key, value in options.items() if key.startswith("rescale.")}
     channels = int(width * common.get("partial_rotary_factor", 1.0))  # rotated ones
+    kind = parameters.get("rope_type", "default")
+    if kind not in ("default", *ROPE_TYPES) and {"rescale", "factor"} & {*options}:
+        raise ConfigError(f"{name} has rope_type={kind}, which posbench does not rescale: leave out --under rescale=")
     # Options such as `rescale.beta_fast` change single keys of the model's own rescaling.
     if own_keys:
         if changed.get("rope_type", "default") == "default":
@@ -216,6 +229,39 @@ def _rotation(config: PreTrainedConfig, layer_type: str, method: tuple[str, floa
         channels = int(head_width(config) * parameters.get("partial_rotary_factor", 1.0))
         frequencies = inverse_frequencies(channels, base)
     return Rotation(layer_type, base, *method, frequencies)
+
+
+def check_angles(model: Any, rotations: Sequence[Rotation], length: int) -> None:
+    """Compare the angles that a model's own module computes with these rotations, at three positions.
+
+    A module that does not give cosines and sines for positions is not compared. Raises: AssertionError, because a
+    difference is our error, not the user's.
+    """
+    text = model.config.get_text_config()
+    per_layer = getattr(text, "layer_rope_theta", None)
+    modules = [module for name, module in model.named_modules() if name.endswith("rotary_emb")]
+    for rotation in rotations if modules and not per_layer else ():
+        positions = torch.tensor([[0, 1, min(7, length - 1), length - 1]], device=model.device)
+        words = (rotation.layer_type,) if rotation.layer_type else ()
+        try:
+            cos, sin = modules[0](torch.zeros(1, device=model.device), positions, *words)
+        # Some classes take other arguments, or give complex numbers.
+        except (TypeError, ValueError, AttributeError, IndexError):
+            return
+        pairs = len(rotation.frequencies)
+        if cos.shape[-1] not in (pairs, 2 * pairs):
+            return
+        tangents = torch.atan2(sin.double(), cos.double())[0].cpu()
+        # Pairs are the two halves of the channels, or neighbours.
+        angles = positions[0, :, None].double().cpu() * rotation.frequencies.double().cpu()
+        found = [tangents[:, :pairs], tangents[:, ::2]] if cos.shape[-1] == 2 * pairs else [tangents]
+        errors = [float((1 - (angles - each).cos()).max()) for each in found]
+        assert min(errors) < 1e-4, f"the angles of {rotation.layer_type or 'all layers'} are not those of the table"
+
+
+def is_rescaled(config: PreTrainedConfig) -> bool:
+    """Return whether any of the rotations has a rescaling."""
+    return any(parameters.get("rope_type", "default") != "default" for parameters in rotations_in(config).values())
 
 
 def head_width(config: PreTrainedConfig) -> int:

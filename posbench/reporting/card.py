@@ -61,7 +61,7 @@ def card_page(card: Card, run: Run) -> str:
 
 
 def _loss(card: Card) -> str:
-    trained = f"trained: {card.trained_length:,}"
+    trained = f"trained: {card.trained_length:,}" if card.is_length_known else "trained length unknown"
     if card.has_bos:
         trained += "; BOS before each window"
     if card.longest is not None:

@@ -109,8 +109,8 @@ def study(
         return 1
     launcher = ["hydra/launcher=joblib", f"hydra.launcher.n_jobs={jobs}"]
     asked = {"place": place, "against": list(against), "budget": budget, "words": list(words)}
-    planned_words = [*this.words, *_planned(this, asked, available, jobs, console)]
-    planned = plan([*planned_words, this.schemes_word], search=True)
+    chosen, planned = _planned(this, asked, available, jobs, console)
+    planned_words = [*this.words, *chosen]
     with _progress(this, planned):
         sweep = ["-m", *planned_words, *launcher, this.schemes_word, f"seed={','.join(map(str, range(FIRST_SEEDS)))}"]
         with suppress(Died):  # raised if all runs died
@@ -141,10 +141,13 @@ def _time_of(budget: str) -> float:
     return SHARE * float(match[1]) * _UNITS[match[2]]
 
 
-def _planned(this: Study, asked: Mapping[str, Any], available: float, jobs: int, console: Console) -> list[str]:
-    """Return the words for tokens and seeds, and print the plan. Raises: ConfigError if a study before had another.
+def _planned(
+    this: Study, asked: Mapping[str, Any], available: float, jobs: int, console: Console
+) -> tuple[list[str], Plan]:
+    """Return the words for tokens and seeds, and their plan, which is printed.
 
     Arguments: asked, what the command asks for; available, seconds for training steps, 0 without a budget.
+    Raises: ConfigError if this folder has another study.
     """
     file = this.folder / "study.json"
     if file.is_file():
@@ -155,22 +158,21 @@ def _planned(this: Study, asked: Mapping[str, Any], available: float, jobs: int,
             raise ConfigError(f"{this.folder} has another study ({changed[0]}: {was}): give experiment_name=NAME")
     else:
         record = {**asked, "chosen": []}
-    first = plan([*this.words, *record["chosen"], this.schemes_word], search=True)
-    seconds = _seconds(first, jobs)
+    planned = plan([*this.words, *record["chosen"], this.schemes_word], search=True)
+    seconds_per_flop = _seconds(planned, jobs) / planned.flops
     if available and not record["chosen"]:
-        record["chosen"] = _chosen(first, seconds, available, asked["words"])
+        record["chosen"] = _chosen(planned, seconds_per_flop * planned.flops, available, asked["words"])
         planned = plan([*this.words, *record["chosen"], this.schemes_word], search=True)
-        first, seconds = planned, seconds * planned.flops / first.flops
-    seeds = first.first.experiment.planned_seeds
+    seeds, seconds = planned.first.experiment.planned_seeds, seconds_per_flop * planned.flops
     console.out(f"{this.folder.name}: {this.scheme} against {listed(this.baselines)}")
     console.out(
-        f"{count_of(first.runs, 'run')} of {short_count(first.tokens_a_run)} tokens: the search for the rates of "
+        f"{count_of(planned.runs, 'run')} of {short_count(planned.tokens_a_run)} tokens: the search for the rates of "
         f"{len(this.choices)} schemes, with {seeds} seeds at the best two"
     )
     console.out(f"about {duration(seconds / SHARE)} here, {jobs} at a time")
-    console.out(f"it finds gaps of {first.detectable}")
+    console.out(f"it finds gaps of {planned.detectable}")
     write_json(file, record)
-    return list(record["chosen"])
+    return list(record["chosen"]), planned
 
 
 def _seconds(planned: Plan, jobs: int) -> float:

@@ -73,7 +73,10 @@ CHANGES = {
         lambda weights: {k: v.to(torch.int8) if "q_proj" in k else v for k, v in weights.items()},
         "q_proj.weight in the number type I8",
     ),
-    "compiled": (lambda weights: {f"_orig_mod.{k}": v for k, v in weights.items()}, "has _orig_mod.lm_head.weight"),
+    "compiled": (
+        lambda weights: {f"_orig_mod.{k}": v for k, v in weights.items()},
+        "begins with _orig_mod.: remove it",
+    ),
 }
 
 

@@ -244,11 +244,11 @@ def test_what_transformers_would_load_wrongly_is_refused(change, message, tmp_pa
         source.check(), subject(source)
 
 
-def test_a_gguf_file_is_read(tmp_path):
+def as_gguf(source, file, change=lambda writer: None):
+    """Write a Llama of `saved` as a GGUF file. Arguments: change, called with the writer, to add keys and tensors."""
     import gguf
 
-    source = saved(tmp_path / "folder", "Llama")
-    writer = gguf.GGUFWriter(tmp_path / "tiny.gguf", "llama")
+    writer = gguf.GGUFWriter(file, "llama")
     writer.add_context_length(TRAINED)
     writer.add_embedding_length(32)
     writer.add_block_count(2)
@@ -263,13 +263,18 @@ def test_a_gguf_file_is_read(tmp_path):
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, 2)
     for name, tensor in AutoModelForCausalLM.from_pretrained(source.path).state_dict().items():
         writer.add_tensor(names.get_name(name, (".weight",)), _as_gguf(name, tensor).numpy())
+    change(writer)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    read = windows(100)
+    return Source(file)
+
+
+def test_a_gguf_file_is_read(tmp_path):
+    source, read = saved(tmp_path / "folder", "Llama"), windows(100)
     theirs = scored(subject(source), read)
-    file = Source(tmp_path / "tiny.gguf")
+    file = as_gguf(source, tmp_path / "tiny.gguf")
     assert (file.name, file.length) == ("tiny", TRAINED)
     torch.testing.assert_close(scored(subject(file), read), theirs, atol=1e-5, rtol=0)
 
