@@ -262,6 +262,8 @@ def _conclude(this: Study, command: str, console: Console) -> int:
     for baseline in this.baselines:
         judgement = judge(this.folder, scheme=this.scheme, baseline=baseline)
         console.print(f"{paragraph('claim', judgement, comparison)}\n")
+        for warning in judgement.warnings:
+            say(f"warning: {warning}")
         judgements.append(judgement)
     console.print(str(judgements[0]))
     files = [path for path in paths if path.name in ("report.html", "loss.tex")]
