@@ -6,6 +6,8 @@ import pandas as pd
 import pytest
 from joblib.externals.loky import get_reusable_executor
 
+from posbench.evaluation.protocols import PROTOCOLS
+
 TASK = """
 import numpy as np
 
@@ -86,6 +88,11 @@ def files(posbench):
     Path("mine").mkdir()
     for name, text in (("task", TASK), ("protocol", PROTOCOL), ("optimizer", OPTIMIZER)):
         Path("mine", f"{name}.py").write_text(text)
+    known = dict(PROTOCOLS)
+    yield
+    # Other tests list the protocols of posbench.
+    PROTOCOLS.clear()
+    PROTOCOLS.update(known)
 
 
 @pytest.mark.usefixtures("files")
