@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import yaml
 from rich.console import Console
+from tokenizers import Tokenizer
 
 from posbench.composition.compose import compose
 from posbench.config import Config, ConfigError
@@ -137,9 +138,9 @@ def _subject(path: Path, settings: Sequence[str], request: Request, runs_dir: Pa
     model = load_subject(source, (), T, device)  # checks the tensors before any text is read
     console.out(f"{source.name}: preparing data={config.data.name}")
     corpus = prepare_held_out(config, console.out, whole=True)
-    if corpus.bos_id is not None and corpus.tokenizer.id_to_token(corpus.bos_id) == BOS:
+    if Tokenizer.from_file(str(tokenizer)).token_to_id(str(corpus.tokenizer.id_to_token(corpus.bos_id))) is None:
         console.out(
-            f"{source.name}: the tokenizer names no BOS, so {BOS} begins each document, which the model never saw"
+            f"{source.name}: its tokenizer names no BOS: {BOS}, which the model never saw, begins each document"
         )
     if corpus.vocab_size > model.vocab_size:
         raise ConfigError(

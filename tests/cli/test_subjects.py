@@ -191,6 +191,28 @@ def test_learned_positions_show_a_dash_beyond_their_table(posbench, folder):
     assert "learned is defined up to 128 tokens" in result.out and "reads at most 128: – beyond" in result.out
 
 
+def test_without_a_length_in_its_configuration_the_lengths_asked_for_are_scored(posbench, folder):
+    tokenizer = plain_bytes(TokenizerConfig(kind="bytes"), ())
+    bloom = saved("bloom", tokenizer, "BloomConfig", n_layer=1, n_head=2, vocab_size=257)
+    content = json.loads((bloom / "config.json").read_text())
+    del content["max_position_embeddings"]
+    (bloom / "config.json").write_text(json.dumps(content))
+    assert "name the lengths to score with --length" in posbench("eval", "bloom", *TEXT, *ON_CPU).refusal
+    result = scored(posbench, "bloom", "--length", "64")
+    assert result.status == 0 and "trained on windows of unknown length" in result.out, result
+    assert "trained length unknown" in result.out
+
+
+def test_a_bos_that_the_model_never_saw_is_named(posbench, folder):
+    assert "names no BOS" not in scored(posbench, "mini").out
+    saved("other", plain_bytes(TokenizerConfig(kind="bytes"), ()), vocab_size=300)
+    content = json.loads(Path("other/tokenizer.json").read_text())
+    content["added_tokens"] = []
+    Path("other/tokenizer.json").write_text(json.dumps(content))
+    out = scored(posbench, "other").out
+    assert "other: its tokenizer names no BOS: <|bos|>, which the model never saw, begins each document" in out
+
+
 @pytest.mark.slow
 def test_one_model_that_cannot_follow_the_options_does_not_stop_the_others(posbench, folder):
     yarn = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 10000.0, "original_max_position_embeddings": 128}
