@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
 
 from posbench.config import ConfigError
 from posbench.huggingface import rotations
@@ -184,3 +185,20 @@ def test_a_hub_cache_and_a_link_keep_their_names(tmp_path):
     assert Source(folder).name == "SmallLM-0123abc"
     (tmp_path / "Mine").symlink_to(folder)
     assert Source(tmp_path / "Mine").name == "Mine"
+
+
+def test_tokens_that_transformers_adds_to_a_gguf_file_are_dropped(tmp_path):
+    """Its class for byte-level vocabularies adds <|endoftext|>, of which the model has no row."""
+    letters = [chr(code) for code in range(33, 127)]
+    tokens = [*letters, "Ġ", "Ċ", "ab"]
+
+    def tokenizer(writer):
+        writer.add_tokenizer_model("gpt2")
+        writer.add_token_list(tokens)
+        writer.add_token_types([1] * len(tokens))
+        writer.add_token_merges(["a b"])
+
+    file = as_gguf(saved(tmp_path / "folder", "Llama"), tmp_path / "tiny.gguf", tokenizer)
+    read = Tokenizer.from_file(str(file.tokenizer_file(tmp_path / "out")))
+    assert read.get_vocab_size() == len(tokens) == 97
+    assert read.encode("abc").tokens == ["ab", "c"]
