@@ -64,6 +64,7 @@ RESULTS = {
         "heads-2x16 heads-2x48 heads-6x48 headline_muon-tune/lr=0.002 --by model.num_heads,model.head_dim",
         "heads-2x48-lr=0.002",
     ],
+    "setups": ["setups"],
     "tasks": ["tasks"],
     "exchanged": ["headline-exchanged", "tasks_exchanged"],
     "kexue_25m": ["kexue_25m"],
