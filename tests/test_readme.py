@@ -77,7 +77,7 @@ def test_the_experiment_that_the_guide_shows_can_be_planned(tmp_path, monkeypatc
 
 def test_committed_packs_are_small():
     files = [file for file in (ROOT / "runs/reference").rglob("*") if file.is_file()]
-    assert sum(file.stat().st_size for file in files) < 35_000_000
+    assert sum(file.stat().st_size for file in files) < 40_000_000
 
 
 @pytest.mark.slow
