@@ -195,7 +195,7 @@ def read_losses(file: Path) -> pd.DataFrame:
         separator = max(",;\t", key=head.count)
         frame = pd.read_csv(file, sep=separator, dtype=str, keep_default_na=False, encoding="utf-8-sig")
     except (UnicodeDecodeError, pd.errors.ParserError, pd.errors.EmptyDataError, csv.Error) as error:
-        raise ConfigError(f"{file} is no table of text with commas ({' '.join(str(error).split())})") from error
+        raise ConfigError(f"{file} cannot be read as comma-separated text ({' '.join(str(error).split())})") from error
     frame.columns = frame.columns.str.strip()
     for name in NEEDED:
         if name not in frame:

@@ -256,7 +256,9 @@ def check_angles(model: Any, rotations: Sequence[Rotation], length: int) -> None
         angles = positions[0, :, None].double().cpu() * rotation.frequencies.double().cpu()
         found = [tangents[:, :pairs], tangents[:, ::2]] if cos.shape[-1] == 2 * pairs else [tangents]
         errors = [float((1 - (angles - each).cos()).max()) for each in found]
-        assert min(errors) < 1e-4, f"the angles of {rotation.layer_type or 'all layers'} are not those of the table"
+        assert min(errors) < 1e-4, (
+            f"{rotation.layer_type or 'all layers'}: the model's angles differ from the printed table"
+        )
 
 
 def is_rescaled(config: PreTrainedConfig) -> bool:

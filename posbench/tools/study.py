@@ -239,7 +239,7 @@ def _progress(this: Study, planned: Plan) -> Iterator[None]:
 def _so_far(this: Study) -> tuple[int, str]:
     """Return the tokens that were trained on, and the gap to each baseline at the best rates so far, as text."""
     tokens, texts = 0, []
-    # A file may be half written, or there is no finished run yet.
+    # A run may be writing its file, or no run has finished yet.
     with suppress(ConfigError, OSError, ValueError, KeyError):
         for run in [*find_runs(this.folder), *find_runs(search_folder(this.folder))]:
             tokens += run.logged[-1]["tokens"] if run.logged else 0

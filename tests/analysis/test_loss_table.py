@@ -88,7 +88,7 @@ THREE = HEAD + "".join(f"rope,{n},3.{n}\nmine,{n},2.{n}\n" for n in range(3))
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "is no table of text with commas"),
+        ("", "cannot be read as comma-separated text"),
         (HEAD, "has no row below its header"),
         (WIDE, "has no column scheme (3,001 columns: step, run0, run1, run2, run3, run4 ...)"),
         ("scheme,seed,val_loss\nrope,0,3\n", "has no column loss (3 columns: scheme, seed, val_loss)"),
@@ -117,5 +117,5 @@ def test_a_table_that_cannot_be_used_is_refused_in_a_line(tmp_path, text, messag
 def test_a_binary_file_is_refused(tmp_path):
     file = tmp_path / "losses.csv"
     file.write_bytes(bytes(range(256)))
-    with pytest.raises(ConfigError, match="is no table of text"):
+    with pytest.raises(ConfigError, match="cannot be read as comma-separated text"):
         compare_table(file, None, 0.01)

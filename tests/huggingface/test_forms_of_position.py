@@ -135,7 +135,7 @@ def test_angles_that_are_not_those_of_the_table_are_an_error(tmp_path, monkeypat
         return rotations.Rotation("", rotation.base, rotation.method, rotation.factor, 1.01 * rotation.frequencies)
 
     monkeypatch.setattr(rotations, "_rotation", wrong)
-    with pytest.raises(AssertionError, match="the angles of all layers are not those of the table"):
+    with pytest.raises(AssertionError, match="all layers: the model's angles differ from the printed table"):
         subject(source, "rescale=yarn")
 
 

@@ -176,28 +176,6 @@ def test_the_table_fits_into_80_columns(tmp_path):
     assert re.search(r"^alibi +better +5 +a +[\d.]+ ±[\d.]+ +5/5 +-[\d.]+ ±[\d.]+ +1/1 \(1/1\)$", shown, re.MULTILINE)
 
 
-TABLE = """
-const cells = (texts) => texts.map((textContent, cellIndex) => (
-  { textContent, cellIndex, dataset: {}, closest: () => ({ tBodies: [body] }) }));
-const names = () => body.rows.map((row) => row.cells[0].textContent).join("");
-const body = { append: (...rows) => { body.rows = rows } };
-const texts = [
-  ["a", "9.5 ±1", "worse"], ["b", "2.05M", ""], ["c", "–", "open"], ["d", "-0.5", "worse"], ["e", "1,631", ""]];
-body.rows = texts.map((texts) => ({ cells: cells(texts) }));
-const headings = cells(["scheme", "loss", "verdict"]);
-const document = { querySelectorAll: () => headings };
-"""
-
-
-@pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
-def test_a_click_on_a_heading_sorts_by_numbers_or_text():
-    page = Path("posbench/reporting/templates/page.html.j2").read_text("utf-8")
-    [script] = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)
-    clicks = "for (const n of [1, 1, 2, 0]) { headings[n].onclick(); console.log(names()) }"
-    done = subprocess.run(["node", "-e", TABLE + script + clicks], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["daebc", "beadc", "cadbe", "abcde"] and script.count("\n") <= 20
-
-
 @pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
 def test_other_text_and_options_at_evaluation_have_tables_of_their_own(experiment_copy, tmp_path):
