@@ -463,6 +463,44 @@ def judge(
     raise SystemExit(judgements[0].exit_status if len(judgements) == 1 else 0)
 
 
+@app.command()
+def positions(
+    what: Annotated[
+        str,
+        typer.Argument(
+            metavar="WHAT", help="A config.json, a model's folder, a run, a scheme, or a model_type of transformers."
+        ),
+    ],
+    length: Annotated[
+        int | None, optional(help="The length of the inputs in tokens. Default: the training length.", min=1)
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, for scripts.")] = False,
+    runs_dir: RunsDir = Path("runs"),
+) -> None:
+    """Say what a model does with position, layer by layer. No weights are read.
+
+    `posbench positions config.json`, `posbench positions gemma3_text`, `posbench positions vo_rope --json`
+
+    A tiny model with random weights checks each statement. Exit status: 1 if it contradicts one.
+    """
+    from posbench.model.positions import show_positions
+    from posbench.tools.positions import positions as positions_of
+
+    answer = positions_of(what, length, runs_dir)
+    results = console()
+    if as_json:
+        results.out(answer.as_json())
+    else:
+        show_positions([(answer.name, answer.positions)], answer.length, results)
+        results.print(answer.positions.paragraph)
+        for note in answer.notes:
+            results.print(f"note: {note}")
+        results.print(answer.training, soft_wrap=True)
+    for line in answer.contradictions:
+        say(f"posbench: contradicted by a tiny model: {line}")
+    raise SystemExit(1 if answer.contradictions else 0)
+
+
 @app.command(name="ls")
 def list_runs(
     runs: Names = None,

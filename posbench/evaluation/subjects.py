@@ -15,6 +15,7 @@ from __future__ import annotations
 import platform
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -32,7 +33,7 @@ from posbench.data.text.preparation import prepare_held_out
 from posbench.data.text.tokenizer import BOS
 from posbench.evaluation.request import Request
 from posbench.model.decoder import ScoredModel
-from posbench.model.rotations import show_rotations
+from posbench.model.positions import ModelPositions, show_positions
 from posbench.runs import FINISHED, Manifest, Run, run_folder
 from posbench.runs.finding import LAST_SUBJECTS, SUBJECTS, runs_named
 from posbench.runs.fingerprints import code_fingerprint, config_fingerprint, identity
@@ -43,7 +44,6 @@ from posbench.version import __version__
 
 if TYPE_CHECKING:
     from posbench.huggingface.loading import Source
-    from posbench.model.rotations import Rotation
 
 WINDOWS = 16  # windows for each length, unless the user gives evaluation.windows or evaluation.order_windows
 _SETTING = "evaluation."  # beginning of a word on the command line that is not a name but a setting for subjects
@@ -222,35 +222,20 @@ def _manifest(
 
 
 def _show_positions(run: Run, request: Request, console: Console) -> None:
-    # Print what config.json says about positions, and the rotations in use at the longest length to score.
+    # Print what the model does with position at the longest length to score.
     subject = run.manifest.subject
     assert subject is not None
-    T = run.config.train.context_length
     length = max(request.lengths or run.config.evaluation.lengths)
-    rotations = subject["rotations"]
-    rotation_text: Any = "no rotations"
-    if rotations:
-        # The key is "" if all layers share one rotation.
-        rotation_text = {"rope_parameters": rotations.get("", rotations)}
-    longest_text = ""
-    if subject["longest"] is not None:
-        longest_text = f", and reads at most {subject['longest']:,} (learned positions)"
     kind = ", instruction-tuned" if subject["is_instructed"] else ""
-    trained = f"windows of {T:,} tokens" if subject.get("length", T) else "windows of unknown length"
-    console.out(
-        f"{run.name} ({subject['class']}{kind}): trained on {trained}{longest_text}. config.json: {rotation_text}"
-    )
-    if not rotations:
-        return
-    rows = []
+    table = positions_in_use(run, (), length)
+    unknown = "" if table.trained else " The training length is not recorded."
+    console.out(f"{run.name} ({subject['class']}{kind}): {table.paragraph}{unknown}")
+    tables = []
     for variant in request.variants:
-        heading = " ".join(variant.under) or "as in config.json"
-        try:
-            in_use = rotations_in_use(run, variant.under, length)
-        except ConfigError:
-            continue  # the model is then scored only as it is, with a line that says why
-        rows += [(heading, rotation) for rotation in in_use]
-    show_rotations(rows, length, console)
+        # The model is scored only as it is if it lacks an option, with a line that says why.
+        with suppress(ConfigError):
+            tables.append((" ".join(variant.under) or "as it is", positions_in_use(run, variant.under, length)))
+    show_positions(tables, length, console)
 
 
 # ---------------------------------------------------------------- a subject's model, through transformers
@@ -284,17 +269,14 @@ def load_subject(source: Source, options: Sequence[str], length: int, device: De
 
 def check_options(run: Run, options: Sequence[str]) -> None:
     """Raise ConfigError if a subject's model does not have these options."""
-    rotations_in_use(run, options, run.config.train.context_length)
+    positions_in_use(run, options, run.config.train.context_length)
 
 
-def rotations_in_use(run: Run, options: Sequence[str], length: int) -> list[Rotation]:
-    """Return the rotations that a subject uses at `length` tokens, with changed options.
+def positions_in_use(run: Run, options: Sequence[str], length: int) -> ModelPositions:
+    """Return what a subject's layers do at `length` tokens, with changed options."""
+    from posbench.huggingface.loading import positions_under
 
-    The list is empty for a model without rotations, and for an export of posbench's own class.
-    """
-    from posbench.huggingface.loading import rotations_under
-
-    return rotations_under(source_of(run), options, length)
+    return positions_under(source_of(run), options, length)
 
 
 def changes_nothing(run: Run, options: Sequence[str], length: int) -> bool:
@@ -306,10 +288,12 @@ def changes_nothing(run: Run, options: Sequence[str], length: int) -> bool:
     if length > run.config.train.context_length:
         return False
     # Up to the training length the factor is 1, unless the model's own rotation is rescaled.
-    changed, unchanged = rotations_in_use(run, options, length), rotations_in_use(run, (), length)
-    keeps_rotations = all(new.factor == 1 and old.method == "none" for new, old in zip(changed, unchanged, strict=True))
-    # Without rotations nothing is known of the options, such as for an export of posbench's own class.
-    return keeps_rotations and bool(changed)
+    changed, unchanged = positions_in_use(run, options, length), positions_in_use(run, (), length)
+    turns = [layer.rotation for layer in changed.layers if layer.rotation]
+    own_turns = [layer.rotation for layer in unchanged.layers if layer.rotation]
+    # Nothing is known of the options of an export of posbench's own class.
+    is_known = bool(turns) and run.manifest.subject["rotations"] != {}  # type: ignore[index]
+    return is_known and all(new.factor == 1 and old.method == "none" for new, old in zip(turns, own_turns, strict=True))
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +14,10 @@ from posbench.catalogue.own_files import kinds_in
 from posbench.config import ConfigError
 from posbench.huggingface.files import SAVE, check_adapter, weight_files
 from posbench.huggingface.loading import Source, copied_config, from_pretrained
-from posbench.huggingface.rotations import rotations_in, trained_length
+from posbench.huggingface.positions import read_positions, trained_length
 from posbench.huggingface.stock import from_hugging_face
+from posbench.model.positions import row_of
 from posbench.schemes.entries import Positions, described
-from posbench.schemes.rescaling import LENGTH, ROPE_TYPES, Rescaling
 
 _CLASSES = {  # model_type -> the class of transformers
     "llama": "LlamaForCausalLM",  # SmolLM 2 too
@@ -115,62 +114,12 @@ def positions(source: Source) -> Positions:
         row = config.scheme
         # A folder must not name code to run, so a scheme of the user's own files is not read.
         return Positions(None if kinds_in(row) else row, described(row), config.context_length)
-    rope = _rotation(config)
-    rope_text, length = json.dumps(rope), trained_length(config, source.content)
-    rotary = {"name": "rotary", "kind": "rotary", "sites": ["q", "k"], "base": rope.pop("rope_theta")}
-    partial_factor = rope.pop("partial_rotary_factor", 1)
-    # Of these families only Phi-3 reads the factor.
-    if config.model_type == "phi3" and partial_factor != 1:
-        rotary |= {"name": "partial_rotary", "kind": "partial_rotary", "fraction": partial_factor}
-    if rope["rope_type"] != "default":
-        try:
-            rotary["rescale"] = dict(Rescaling.of(rope, None, config.max_position_embeddings).parameters)
-        except ConfigError as error:
-            return Positions(None, f"{rope_text} ({error})", length)
-    is_rotated = [1] * config.num_hidden_layers
-    # Only SmolLM 3 has layers without rotation; despite the name, 1 means rotated.
-    if config.model_type == "smollm3":
-        is_rotated = config.no_rope_layers
-    rows = []  # the scheme of each layer
-    for rotated, window in zip(is_rotated, _windows(config), strict=True):
-        row = dict(rotary) if rotated else {"name": "nope", "kind": "nope"}
-        if window:
-            row["window"] = window
-        rows.append(row)
-    # The shortest period in which the layers repeat: 1 if all are equal.
-    period = 1
-    while rows[period:] != rows[: len(rows) - period]:
-        period += 1
-    row = rows[0]
-    if period > 1:
-        row = {"name": "interleaved", "kind": "interleaved", "layers": rows[:period]}
+    length = trained_length(config, source.content)
+    try:
+        row = row_of(read_positions(source.skeleton, config, config.max_position_embeddings))
+    except ConfigError as error:
+        return Positions(None, str(error), length)
     return Positions(row, described(row), length)
-
-
-def _rotation(config: Any) -> dict[str, Any]:
-    """Return the rotation of all layers with the training length and the factor that transformers would use."""
-    rope, longest = dict(rotations_in(config)[""]), config.max_position_embeddings
-    kind = rope["rope_type"]
-    original = getattr(config, LENGTH, None) or rope.get(LENGTH)  # Phi-3 has it outside
-    if kind == "dynamic":
-        original = None  # transformers takes max_position_embeddings for this type
-    rope[LENGTH] = original or longest
-    rope["factor"] = rope.get("factor") or longest / rope[LENGTH]
-    # Keys that a type does not have are left out.
-    keys = {"rope_theta", "partial_rotary_factor", "rope_type", *ROPE_TYPES.get(kind, rope)}
-    return {key: value for key, value in rope.items() if key in keys}
-
-
-def _windows(config: Any) -> list[int | None]:
-    """Return the sliding window of each layer, in tokens; None for a layer that sees all earlier tokens."""
-    num_layers = config.num_hidden_layers
-    # A Llama reads no window, even if `config.json` has one.
-    window = None if config.model_type == "llama" else config.sliding_window
-    # These have no types of layers: a window is for all.
-    if config.model_type in ("mistral", "phi3"):
-        return [window] * num_layers
-    layer_types = getattr(config, "layer_types", None) or ["full_attention"] * num_layers
-    return [window if kind == "sliding_attention" else None for kind in layer_types]
 
 
 def load_weights(source: Source) -> dict[str, Tensor]:

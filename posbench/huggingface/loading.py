@@ -17,26 +17,27 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
 from posbench.catalogue.own_files import kinds_in
 from posbench.config import ConfigError
 from posbench.data.text.tokenizer import CONVERT
 from posbench.huggingface import files, gguf_files
+from posbench.huggingface.behaviour import wrong_rotations
 from posbench.huggingface.files import SAVE
 from posbench.huggingface.modeling import PosbenchForCausalLM
-from posbench.huggingface.rotations import (
-    change_rotations,
-    check_angles,
+from posbench.huggingface.positions import (
     head_width,
-    is_rescaled,
+    read_positions,
     rotations_in,
+    skeleton,
     trained_length,
 )
+from posbench.huggingface.rotations import change_rotations, is_rescaled
 from posbench.huggingface.subject import SubjectModel
 from posbench.model.decoder import ScoredModel
-from posbench.model.rotations import Rotation
+from posbench.model.positions import ModelPositions, positions_of
 from posbench.schemes.building import with_options
 from posbench.schemes.rescaling import ROPE_TYPES, check_lists
 from posbench.system.files import sum_of
@@ -63,6 +64,11 @@ def _read_config(source: Source, changed_at: int) -> tuple[PreTrainedConfig, tup
     # `check` names keys that are not used itself.
     notes = [line for line in warnings if "rope" in line.lower() and "Unrecognized keys" not in line]
     return config, tuple(notes)
+
+
+@lru_cache(maxsize=8)  # building the modules of a large model takes a second
+def _skeleton(source: Source, digest: str) -> PreTrainedModel:
+    return skeleton(source.config)
 
 
 @lru_cache(maxsize=8)  # reading large weights takes as long as loading them
@@ -148,6 +154,12 @@ class Source:
         return _digest(self.is_gguf, tuple((path, path.stat().st_mtime_ns) for path in paths))
 
     @property
+    def skeleton(self) -> PreTrainedModel:
+        """Return the model without weights, in no memory."""
+        with _explained(self):
+            return _skeleton(self, self.config_digest)
+
+    @property
     def length(self) -> int | None:
         """Return the training length, in tokens, or None if it is not recorded."""
         return trained_length(self.config, self.content)
@@ -197,7 +209,6 @@ class Source:
         if self.is_gguf:
             return []
         file = self.path / "config.json"
-        files.check_numbers(self.content, file)
         if self.content.get("quantization_config") is not None:
             raise ConfigError(f"{file} has a quantization_config: dequantise the model first ({SAVE})")
         # Only headers are read, so a check takes no memory.
@@ -209,7 +220,7 @@ class Source:
                 raise ConfigError(
                     f"every tensor in {self.path} has a name that begins with {prefix}: remove it ({source})"
                 )
-        notes = [f"transformers says of {file}: {line}" for line in self._read[1]]
+        notes = self.check_config()
         if heads := self.prediction_heads(names):
             notes.append(f"{self.path}: {len(heads)} tensors of prediction heads are left out, such as {min(heads)}")
         if self.has_two_tables:
@@ -217,6 +228,13 @@ class Source:
                 f"{self.path} says tie_word_embeddings=true and stores an lm_head.weight that differs from the "
                 "embeddings: both are used, as transformers 5 does"
             )
+        return notes
+
+    def check_config(self) -> list[str]:
+        """Check `config.json` alone, as `check` does."""
+        file = self.path / "config.json"
+        files.check_numbers(self.content, file)
+        notes = [f"transformers says of {file}: {line}" for line in self._read[1]]
         for layer_type, parameters in self.rotations.items():
             channels = int(head_width(self.config) * parameters.get("partial_rotary_factor", 1))
             check_lists(parameters, channels, f"{file}: ")
@@ -262,25 +280,27 @@ def load(source: Source, options: Sequence[str], length: int, dtype: torch.dtype
         return _posbench_decoder(source, options, dtype, device)
     config = copied_config(source)
     with _explained(source):
-        rotations = change_rotations(config, options, length, source.length or length, source.name)
+        methods = change_rotations(config, options, length, source.length or length, source.name)
     settings = json.dumps(rotations_in(config), sort_keys=True)  # tells changed configurations apart
     model = _load(source, config, settings, dtype, device)
-    check_angles(model.model, rotations, length)
+    # A difference is our error, not the user's.
+    wrong = wrong_rotations(model.model, config, methods)
+    assert not wrong, wrong[0]
     return model
 
 
-def rotations_under(source: Source, options: Sequence[str], length: int) -> list[Rotation]:
-    """Return the rotations that the model uses at `length` tokens, with changed options, without loading its weights.
+def positions_under(source: Source, options: Sequence[str], length: int) -> ModelPositions:
+    """Return what the model's layers do at `length` tokens, with changed options, without loading its weights.
 
     Raises: ConfigError for options it does not have.
     """
     config = copied_config(source)
     if isinstance(source.config, _POSBENCH):
         config.scheme = with_options(config.scheme, options)
-        config.build()  # raises ConfigError for options that the scheme does not have
-        return []
+        return positions_of(config.build(), length)
     with _explained(source):
-        return change_rotations(config, options, length, source.length or length, source.name)
+        methods = change_rotations(config, options, length, source.length or length, source.name)
+        return read_positions(source.skeleton, config, length, methods, source.length)
 
 
 _POSBENCH = PosbenchForCausalLM.config_class

@@ -1,4 +1,4 @@
-"""Read and change the rotation settings (RoPE) in the configuration of a transformers model.
+"""Change the rotation settings (RoPE) in the configuration of a transformers model.
 
 Options are named as for posbench's own rotations: `base`, `rescale`, `factor`, and `rescale.KEY` for a key of
 `rope_parameters`. `full_attention.rescale=yarn` is for one type of layer.
@@ -11,14 +11,12 @@ from contextlib import suppress
 from itertools import chain
 from typing import Any
 
-import torch
 import yaml
 from torch import Tensor
 from transformers import PreTrainedConfig
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from posbench.config import ConfigError
-from posbench.model.rotations import Rotation
+from posbench.huggingface.positions import head_width, rotations_in
 from posbench.schemes.rescaling import LENGTH, ROPE_TYPES, Rescaling, check_lists, check_values
 from posbench.schemes.rotary import inverse_frequencies
 
@@ -26,47 +24,12 @@ _OF_RESCALINGS = {"rope_type", "type", *chain.from_iterable(ROPE_TYPES.values())
 INFINITE = 1e38  # a factor that makes a frequency 0 in float32
 LAYER_TYPES = ("full_attention", "sliding_attention", "chunked_attention")
 _OPTIONS = ("base", "rescale", "factor")
-_LENGTH_KEYS = (  # in the order of preference
-    "max_position_embeddings",
-    "n_positions",
-    "max_seq_len",
-    "seq_length",
-    "context_length",
-    "max_sequence_length",
-)
-
-
-def rotations_in(config: PreTrainedConfig) -> dict[str, dict[str, Any]]:
-    """Return {layer type: rope_parameters}, with the type "" if all layers share one; {} without rotations."""
-    text = config.get_text_config()
-    parameters = getattr(text, "rope_parameters", None)
-    if not parameters or getattr(text, "alibi", False):
-        return {}
-    nested = {key: value for key, value in parameters.items() if isinstance(value, dict)}
-    return nested or {"": parameters}
-
-
-def trained_length(config: PreTrainedConfig, content: Mapping[str, Any]) -> int | None:
-    """Return the longest input in the model's own training, in tokens, or None if it is not recorded."""
-    text = config.get_text_config()
-    for parameters in rotations_in(config).values():
-        if parameters.get("rope_type") == "yarn" and parameters.get(LENGTH):
-            # With the other types, training reaches the length that they are for.
-            return int(parameters[LENGTH])
-    # The class may not know a length that `config.json` has.
-    if isinstance(content.get("text_config"), dict):
-        content = content["text_config"]
-    for key in _LENGTH_KEYS:
-        value = getattr(text, key, None) or content.get(key)
-        if isinstance(value, int):
-            return value
-    return None
 
 
 def change_rotations(
     config: PreTrainedConfig, options: Sequence[str], length: int, trained: int, name: str
-) -> list[Rotation]:
-    """Change the rotations in `config` in place, and return those that the model will use at `length` tokens.
+) -> dict[str, tuple[str, float]]:
+    """Change the rotations in `config` in place; return {layer type: name and factor of its rescaling}.
 
     Arguments: options, such as `rescale=yarn`; trained, the training length in tokens; name, the model's, for errors.
     Raises: ConfigError if the model has no rotations, or for an option that they do not have.
@@ -84,7 +47,7 @@ def change_rotations(
     # Without options, `config` stays as it was read. "" is the type if all layers share one rotation.
     if any(by_type.values()):
         text.rope_parameters = new_settings.get("", new_settings)
-    return [_rotation(config, key, methods[key], length) for key in new_settings]
+    return methods
 
 
 def _options_by_type(
@@ -217,59 +180,9 @@ def as_lists(
     }
 
 
-def _rotation(config: PreTrainedConfig, layer_type: str, method: tuple[str, float], length: int) -> Rotation:
-    """Return the rotation that transformers will use in this type of layer. Arguments: method, its name and factor."""
-    parameters = rotations_in(config)[layer_type]
-    kind, base = str(parameters.get("rope_type", "default")), float(parameters["rope_theta"])
-    # transformers has no such function for `default`: each class computes RoPE's own frequencies.
-    if kind in ROPE_INIT_FUNCTIONS:
-        text = config.get_text_config()
-        frequencies, _ = ROPE_INIT_FUNCTIONS[kind](text, torch.device("cpu"), length, layer_type=layer_type or None)
-    else:
-        channels = int(head_width(config) * parameters.get("partial_rotary_factor", 1.0))
-        frequencies = inverse_frequencies(channels, base)
-    return Rotation(layer_type, base, *method, frequencies)
-
-
-def check_angles(model: Any, rotations: Sequence[Rotation], length: int) -> None:
-    """Compare the angles that a model's own module computes with these rotations, at three positions.
-
-    A module that does not give cosines and sines for positions is not compared. Raises: AssertionError, because a
-    difference is our error, not the user's.
-    """
-    text = model.config.get_text_config()
-    per_layer = getattr(text, "layer_rope_theta", None)
-    modules = [module for name, module in model.named_modules() if name.endswith("rotary_emb")]
-    for rotation in rotations if modules and not per_layer else ():
-        positions = torch.tensor([[0, 1, min(7, length - 1), length - 1]], device=model.device)
-        words = (rotation.layer_type,) if rotation.layer_type else ()
-        try:
-            cos, sin = modules[0](torch.zeros(1, device=model.device), positions, *words)
-        # Some classes take other arguments, or give complex numbers.
-        except (TypeError, ValueError, AttributeError, IndexError):
-            return
-        pairs = len(rotation.frequencies)
-        if cos.shape[-1] not in (pairs, 2 * pairs):
-            return
-        tangents = torch.atan2(sin.double(), cos.double())[0].cpu()
-        # Pairs are the two halves of the channels, or neighbours.
-        angles = positions[0, :, None].double().cpu() * rotation.frequencies.double().cpu()
-        found = [tangents[:, :pairs], tangents[:, ::2]] if cos.shape[-1] == 2 * pairs else [tangents]
-        errors = [float((1 - (angles - each).cos()).max()) for each in found]
-        assert min(errors) < 1e-4, (
-            f"{rotation.layer_type or 'all layers'}: the model's angles differ from the printed table"
-        )
-
-
 def is_rescaled(config: PreTrainedConfig) -> bool:
     """Return whether any of the rotations has a rescaling."""
     return any(parameters.get("rope_type", "default") != "default" for parameters in rotations_in(config).values())
-
-
-def head_width(config: PreTrainedConfig) -> int:
-    """Return the number of channels of a head."""
-    text = config.get_text_config()
-    return int(getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads)
 
 
 def is_dynamic(config: PreTrainedConfig) -> bool:

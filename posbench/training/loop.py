@@ -34,7 +34,7 @@ from posbench.evaluation.evaluate import score_split
 from posbench.evaluation.protocols import VALIDATION, Scored, check_protocols, order
 from posbench.model.architecture import checked_architecture
 from posbench.model.decoder import Decoder, build_model
-from posbench.model.rotations import is_rescaled, rotations_of, show_rotations
+from posbench.model.positions import is_rescaled, positions_of, show_positions
 from posbench.runs import Manifest, Run, checkpoint, fingerprints
 from posbench.runs.manifest import Costs
 from posbench.runs.results import ResultKey, perplexity
@@ -148,7 +148,7 @@ def opened(
         # Rotations that the name of the scheme does not tell: those of a continued model, and rescaled ones.
         if start is not None or is_rescaled(model.scheme):
             T = config.train.context_length
-            show_rotations([(config.scheme.name, rotation) for rotation in rotations_of(model.scheme, T)], T, console)
+            show_positions([(config.scheme.name, positions_of(model, T))], T, console)
         if existing is not None:
             report_changes(existing, manifest, console.out)
         training = Training(config, run, manifest, corpus, batches, step, signals, console, observe, start)

@@ -115,11 +115,11 @@ def test_it_prints_the_positions_in_use_and_in_the_configuration(posbench, folde
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"rope_parameters": rope}))
     out = scored(posbench, "mini", "--length", "256", "--under", "rescale=pi").out
-    assert "trained on windows of 64 tokens" in out and "'factor': 4.0" in out
-    lines = [line.split() for line in out.splitlines()]
-    slowest = 10000.0 ** (-14 / 16) / 4
-    assert ["as", "in", "config.json", "10000", "yarn", "4", "1", f"{slowest:.3g}"] in lines
-    assert ["rescale=pi", "10000", "pi", "4", "0.25", f"{slowest:.3g}"] in lines
+    assert "with base 10,000 (yarn with factor 4, temperature 1.3). Trained on 64 tokens." in out
+    lines = [" ".join(line.split()) for line in out.splitlines()]
+    slowest = f"{10000.0 ** (-14 / 16) / 4:.3g}"
+    assert f"as it is 0-1 (2) all 16 of 16 10000 yarn 4 1 {slowest}" in lines
+    assert f"rescale=pi 0-1 (2) all 16 of 16 10000 pi 4 0.25 {slowest}" in lines
 
 
 @pytest.mark.slow
@@ -199,7 +199,7 @@ def test_without_a_length_in_its_configuration_the_lengths_asked_for_are_scored(
     (bloom / "config.json").write_text(json.dumps(content))
     assert "name the lengths to score with --length" in posbench("eval", "bloom", *TEXT, *ON_CPU).refusal
     result = scored(posbench, "bloom", "--length", "64")
-    assert result.status == 0 and "trained on windows of unknown length" in result.out, result
+    assert result.status == 0 and "The training length is not recorded." in result.out, result
     assert "trained length unknown" in result.out
 
 

@@ -1,5 +1,7 @@
 """Forms of position in other people's files: each is read right, or refused by name (public bug reports as inputs)."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -7,8 +9,8 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
 from posbench.config import ConfigError
-from posbench.huggingface import rotations
-from posbench.huggingface.loading import Source, rotations_under
+from posbench.huggingface.loading import Source, positions_under
+from posbench.huggingface.positions import _Reader
 from tests.huggingface.test_from_folder import edit
 from tests.huggingface.test_subject import as_gguf, saved, scored, subject, windows
 
@@ -120,22 +122,22 @@ def test_what_a_rescaling_cannot_keep_is_refused_by_its_key(tmp_path):
     proportional = {"rope_type": "proportional", "rope_theta": 500.0, "partial_rotary_factor": 0.5}
     source = saved(tmp_path / "p", "Llama", rope_parameters=proportional)
     with pytest.raises(ConfigError, match="rope_type=proportional, which posbench does not rescale"):
-        rotations_under(source, ["rescale=yarn"], 100)
-    [rotation] = rotations_under(source, ["base=1e6"], 100)
+        positions_under(source, ["rescale=yarn"], 100)
+    rotation = positions_under(source, ["base=1e6"], 100).layers[0].rotation
     assert (rotation.frequencies[2:] == 0).all() and (rotation.frequencies[:2] > 0).all(), "zeros stay zero"
 
 
 def test_angles_that_are_not_those_of_the_table_are_an_error(tmp_path, monkeypatch):
     source = saved(tmp_path / "model", "Llama")
     subject(source, "rescale=yarn")
-    usual = rotations._rotation
+    usual = _Reader._rotation
 
     def wrong(*words):
         rotation = usual(*words)
-        return rotations.Rotation("", rotation.base, rotation.method, rotation.factor, 1.01 * rotation.frequencies)
+        return replace(rotation, frequencies=1.01 * rotation.frequencies)
 
-    monkeypatch.setattr(rotations, "_rotation", wrong)
-    with pytest.raises(AssertionError, match="all layers: the model's angles differ from the printed table"):
+    monkeypatch.setattr(_Reader, "_rotation", wrong)
+    with pytest.raises(AssertionError, match=r"layer 0 is said to .* turn otherwise"):
         subject(source, "rescale=yarn")
 
 

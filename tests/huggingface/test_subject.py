@@ -6,7 +6,7 @@ import transformers
 from transformers import AutoModelForCausalLM
 
 from posbench.config import ConfigError
-from posbench.huggingface.loading import Source, load, rotations_under
+from posbench.huggingface.loading import Source, load, positions_under
 from posbench.model.decoder import build_model
 from posbench.runs.start import start_of
 from tests.huggingface.test_from_folder import ROPE, WINDOW, YARN, composed, edit
@@ -116,11 +116,9 @@ def test_positions_count_in_these_losses(tmp_path):
     for layer_type in ("full_attention", "sliding_attention"):
         changed = scored(subject(source, f"{layer_type}.base=1e6"), read)
         assert (changed - usual).abs().max() > 0.01
-        rotations = rotations_under(source, [f"{layer_type}.base=1e6"], 100)
-        assert {rotation.layer_type: rotation.base for rotation in rotations} == {
-            **{kind: keys["rope_theta"] for kind, keys in GEMMA_ROPE.items()},
-            layer_type: 1e6,
-        }
+        bases = {kind: keys["rope_theta"] for kind, keys in GEMMA_ROPE.items()} | {layer_type: 1e6}
+        layers = positions_under(source, [f"{layer_type}.base=1e6"], 100).layers
+        assert [layer.rotation.base for layer in layers] == [bases[kind] for kind in source.config.layer_types]
 
 
 @pytest.mark.parametrize("option", ["dynamic", "longrope"])
