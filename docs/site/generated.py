@@ -19,6 +19,7 @@ from typing import Any
 
 import extending_tables
 import how_far
+import open_models
 import optimizer_tables
 import torch
 from omegaconf import OmegaConf
@@ -99,6 +100,7 @@ def pages() -> dict[str, str]:
         "docs/lists/packages.md": packages_page(),
         "docs/lists/extending-tables.md": extending_tables.page_of_tables(),
         "docs/lists/optimizer-tables.md": optimizer_tables.page_of_tables(),
+        "docs/lists/open-models.md": open_models.page_of_models(),
         "docs/how-far-table.md": how_far.page_of_the_table(),
         "runs/reference/packs.md": packs_page(),
         **pictures(),

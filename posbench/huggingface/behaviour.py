@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, eager_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from posbench.huggingface.positions import head_width, layers_of, read_positions
+from posbench.huggingface.positions import head_width, layers_of, read_positions, skeleton
 from posbench.model.positions import (
     ALL,
     CHOSEN,
@@ -39,6 +39,7 @@ _STRIDES = (1, 64, 1024)
 _POSITIONS = [n * stride for stride in _STRIDES for n in (1, 2, 3)]  # of equal tokens
 _LAYERS = 8  # of a tiny model; the longest period of a pattern of layers
 _ROUNDING = 1e-5  # share of the largest output: many classes have parts in float32
+_MOST = 200_000_000  # parameters of a tiny model
 _NOTHING = 1e-12  # a smaller share is no change at all
 _ANGLES = 2e-3  # transformers computes angles in float32
 _TINY = {  # size -> keys of configurations
@@ -108,11 +109,18 @@ def tiny(config: PreTrainedConfig) -> PreTrainedConfig:
 
 
 def tiny_model(config: PreTrainedConfig) -> PreTrainedModel:
-    """Return a tiny model of a configuration, with random weights in float64."""
+    """Return a tiny model of a configuration, with random weights in float64.
+
+    Raises: ValueError if the class has sizes that are not known here, so that the model is not tiny.
+    """
+    config = tiny(config)
+    parameters = sum(parameter.numel() for parameter in skeleton(config).parameters())
+    if parameters > _MOST:
+        raise ValueError(f"its smallest model has {parameters / 1e6:.0f} million parameters")
     words = {"attn_implementation": "eager", "experts_implementation": "eager"}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model: Any = AutoModelForCausalLM.from_config(tiny(config), **words)
+        model: Any = AutoModelForCausalLM.from_config(config, **words)
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 if parameter.ndim > 1:
@@ -199,7 +207,8 @@ def contradictions(model: PreTrainedModel, table: ModelPositions) -> list[str]:
     """Return what a tiny model contradicts in a table of its positions, a sentence each."""
     found = []
     usual = _run(model, 1)
-    assert usual.rows is not None
+    if usual.rows is None:
+        raise ValueError("its layers are not called one by one")
     # Row j + 1 of the batch has another token at place j.
     changed = usual.rows.repeat(T + 1, *[1] * (usual.rows.ndim - 1))
     other = torch.randn(usual.rows.shape, generator=torch.Generator().manual_seed(1)).to(changed)
@@ -223,6 +232,8 @@ def contradictions(model: PreTrainedModel, table: ModelPositions) -> list[str]:
             )
         if (words := after_change.words.get(number)) is not None:
             found += _wrong_words(number, layer, words)
+            if layer.sees == STATE:
+                found.append(f"layer {number} is said to {layer.sentence}, and its class calls attention")
     return found
 
 

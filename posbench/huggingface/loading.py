@@ -366,13 +366,24 @@ def from_pretrained(source: Source, config: PreTrainedConfig, dtype: torch.dtype
 
 
 @contextmanager
-def _explained(source: Source) -> Iterator[None]:
-    """Turn any error of transformers in a `with` block into a ConfigError of one sentence, and silence its output."""
+def silenced() -> Iterator[None]:
+    """Silence transformers in a `with` block."""
     verbosity = logging.get_verbosity()
     logging.set_verbosity(logging.CRITICAL)
     logging.disable_progress_bar()
     try:
         with redirect_stderr(io.StringIO()):  # the reader of GGUF files draws a bar that nothing switches off
+            yield
+    finally:
+        logging.set_verbosity(verbosity)
+        logging.enable_progress_bar()
+
+
+@contextmanager
+def _explained(source: Source) -> Iterator[None]:
+    """Turn any error of transformers in a `with` block into a ConfigError of one sentence, and silence its output."""
+    try:
+        with silenced():
             yield
     except ConfigError:
         raise
@@ -394,9 +405,6 @@ def _explained(source: Source) -> Iterator[None]:
             f"{type(error).__name__}: {_line(error)}. Correct config.json, install the version that the model needs, "
             f"or save the model again with it ({SAVE})"
         ) from error
-    finally:
-        logging.set_verbosity(verbosity)
-        logging.enable_progress_bar()
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -114,29 +115,24 @@ def read_positions(
     text: Any = config.get_text_config()
     reader = _Reader(model, text, length, methods or {})
     layers = [reader.layer(number, layer) for number, layer in enumerate(layers_of(model))]
-    embedding, longest = _added(model, text)
+    embedding, longest = added_positions(model)
     return ModelPositions(layers, embedding, longest, trained)
 
 
-def _added(model: PreTrainedModel, text: Any) -> tuple[str, int | None]:
+def added_positions(model: PreTrainedModel) -> tuple[str, int | None]:
     """Return what a model adds to its embeddings, and the longest input that its table of positions has."""
+    text: Any = model.config.get_text_config()
     tokens = model.get_input_embeddings()
+    length = next((getattr(text, key) for key in _LENGTH_KEYS if getattr(text, key, None)), None)
     for name, module in model.named_modules():
-        if isinstance(module, nn.Embedding) and module is not tokens and ("pos" in name or "wpe" in name):
-            length = _length(text)
-            # Such a table has the trained length in rows, and sometimes a few more for padding.
-            if length is not None and 0 <= module.num_embeddings - length <= 8:
-                return "learned", length
+        is_table = isinstance(module, nn.Embedding) and module is not tokens and ("pos" in name or "wpe" in name)
+        # Such a table has the trained length in rows, and sometimes a few more for padding.
+        if is_table and length is not None and 0 <= module.num_embeddings - length <= 8:
+            return "learned", length
         if "sinusoid" in type(module).__name__.lower():
             return "sinusoidal", None
     # Sines or biases of these are a table of the trained length.
-    if text.model_type in ("gptj", "codegen", "mpt"):
-        return "", int(getattr(text, "max_seq_len", None) or text.max_position_embeddings)
-    return "", None
-
-
-def _length(text: Any) -> int | None:
-    return next((getattr(text, key) for key in _LENGTH_KEYS if getattr(text, key, None)), None)
+    return "", length if text.model_type in ("gptj", "codegen", "mpt") else None
 
 
 class _Reader:
@@ -149,18 +145,19 @@ class _Reader:
         self.rotations = rotations_in(text)
         self.types = getattr(text, "layer_types", None)
         self.source = inspect.getsource(inspect.getmodule(type(model)))  # type: ignore[arg-type]
+        self.family = type(model).__name__.removesuffix("ForCausalLM")  # begins the names of its modules' classes
 
     def get(self, key: str) -> Any:
         """Return a setting, or None if the class's code does not read it."""
-        return getattr(self.text, key, None) if key in self.source else None
+        is_read = f"config.{key}" in self.source or f'"{key}"' in self.source
+        return getattr(self.text, key, None) if is_read else None
 
     def layer(self, number: int, layer: nn.Module) -> LayerPositions:
         """Return what a layer does."""
         kind = self.types[number] if self.types else ""
-        names = [type(module).__name__.lower() for module in layer.modules()]
         decays = any(name.endswith("A_log") for name, _ in layer.named_parameters())
-        has_state = decays or any(word in name for name in names for word in _STATES)
-        attention = next((module for module in layer.modules() if _attends(module)), None)
+        has_state = decays or any(self._keeps_state(module) for module in layer.modules())
+        attention = next((module for module in layer.modules() if self._attends(module)), None)
         if attention is None:
             convolutions = [module for module in layer.modules() if isinstance(module, nn.Conv1d)]
             if has_state:
@@ -169,19 +166,34 @@ class _Reader:
                 return LayerPositions(CONVOLUTION, int(convolutions[0].kernel_size[0]))
             return LayerPositions(NOTHING)
         sees, width = self._sees(number, kind, attention)
+        channels = getattr(attention, "qk_head_dim", None) or getattr(attention, "head_dim", None)
+        channels = int(channels or head_width(self.text))
+        rotation = self._rotation(number, kind, sees)
+        # DeepSeek has YaRN's temperature in the scale of its scores.
+        if rotation is not None and "mscale_all_dim" in self.rotations.get("", {}):
+            scale = getattr(attention, "scaling", channels**-0.5)
+            rotation = replace(rotation, temperature=rotation.temperature * scale * channels**0.5)
         return LayerPositions(
             sees,
             width,
-            self._rotation(number, kind, sees),
-            int(
-                getattr(attention, "qk_head_dim", None) or getattr(attention, "head_dim", None) or head_width(self.text)
-            ),
+            rotation,
+            channels,
             self._other(),
             has_state,
             any(name.endswith(("sinks", "sink")) for name, _ in layer.named_parameters()),
             self.get("attn_logit_softcapping"),
             self._query_scale(number),
         )
+
+    def _name(self, module: nn.Module) -> str:
+        return type(module).__name__.removeprefix(self.family).lower()
+
+    def _keeps_state(self, module: nn.Module) -> bool:
+        return any(word in self._name(module) for word in _STATES)
+
+    def _attends(self, module: nn.Module) -> bool:
+        name = self._name(module)
+        return ("attention" in name or name.endswith("mla")) and not self._keeps_state(module)
 
     def _sees(self, number: int, kind: str, attention: nn.Module) -> tuple[str, int | None]:
         if "compressed" in kind:
@@ -256,8 +268,3 @@ class _Reader:
         if self.get("attn_temperature_tuning") and not self.text.no_rope_layers[number]:
             return QueryScale(self.text.attn_scale, self.text.floor_scale, 1)
         return None
-
-
-def _attends(module: nn.Module) -> bool:
-    name = type(module).__name__.lower()
-    return ("attention" in name or name.endswith("mla")) and not any(word in name for word in _STATES)

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 
 from posbench.config import ConfigError
+from posbench.huggingface.positions import added_positions
 from posbench.huggingface.rotations import is_dynamic
 
 _LOGITS = 1 << 25  # logits in memory at a time: 128 MiB in float32
 _SAME = 0.02  # nats; rounding in bfloat16 is less, another part's losses differ by more
-_TABLES = ("gptj", "codegen", "mpt")  # model types whose sines or biases are a table of the trained length
 _CACHED_EXACTLY = {"full_attention", "sliding_attention"}
 
 
@@ -51,18 +51,7 @@ class SubjectModel:
     @property
     def longest(self) -> int | None:
         """Return the longest input in tokens, which a table of positions sets, or None without such a table."""
-        text: Any = self.model.config.get_text_config()
-        if text.model_type in _TABLES:
-            return int(getattr(text, "max_seq_len", None) or text.max_position_embeddings)
-        length = getattr(text, "max_position_embeddings", None)
-        if length is None:
-            return None
-        for name, module in self.model.named_modules():
-            is_table = isinstance(module, nn.Embedding) and module is not self.model.get_input_embeddings()
-            # A table of learned positions has the trained length in rows, and sometimes a few more for padding.
-            if is_table and ("pos" in name or "wpe" in name) and 0 <= module.weight.shape[0] - length <= 8:
-                return int(length)
-        return None
+        return added_positions(self.model)[1]
 
     @property
     def has_exact_cache(self) -> bool:
