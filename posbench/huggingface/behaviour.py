@@ -41,7 +41,8 @@ _LAYERS = 8  # of a tiny model; the longest period of a pattern of layers
 _ROUNDING = 1e-5  # share of the largest output: many classes have parts in float32
 _MOST = 200_000_000  # parameters of a tiny model
 _NOTHING = 1e-12  # a smaller share is no change at all
-_ANGLES = 2e-3  # transformers computes angles in float32
+_ANGLES = {torch.float64: 2e-3, torch.float32: 2e-3}  # transformers computes angles in float32
+_COARSE = 0.05  # of angles in other number formats
 _TINY = {  # size -> keys of configurations
     2: ("num_attention_heads", "num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_topk", "moe_k"),
     4: (
@@ -306,7 +307,7 @@ def wrong_rotations(model: PreTrainedModel, config: PreTrainedConfig, methods: A
     assert first.rows is not None
     equal = torch.randn((4, 1, *first.rows.shape[2:]), generator=torch.Generator().manual_seed(2)).to(first.rows)
     seen = _run(model, 4, equal.expand(-1, len(_POSITIONS), *equal.shape[2:]), positions.expand(4, -1))
-    found = []
+    found, tolerance = [], _ANGLES.get(model.dtype, _COARSE)
     for number, queries in seen.queries.items():
         layer = table.layers[number]
         if layer.sees == CHOSEN or queries.shape[2] != len(_POSITIONS):
@@ -314,7 +315,7 @@ def wrong_rotations(model: PreTrainedModel, config: PreTrainedConfig, methods: A
         norms = queries.double().norm(dim=-1, keepdim=True)
         scale = torch.ones(1) if layer.query_scale is None else layer.query_scale.at(torch.tensor(_POSITIONS))
         growth = (norms / norms[:, :, :1])[0, 0, :, 0].cpu()
-        if not torch.allclose(growth, (scale / scale[0]).double().expand_as(growth), atol=_ANGLES):
+        if not torch.allclose(growth, (scale / scale[0]).double().expand_as(growth), atol=tolerance):
             found.append(f"layer {number}: its queries grow by {growth[-1]:.4g} up to position {_POSITIONS[-1]}")
         frequencies = torch.zeros(0) if layer.rotation is None else layer.rotation.frequencies.double().cpu()
         unit = queries.double() / norms
@@ -323,7 +324,7 @@ def wrong_rotations(model: PreTrainedModel, config: PreTrainedConfig, methods: A
             cosines = (x2 * (x1 + x3)).sum((0, 1)) / (2 * (x2 * x2).sum((0, 1)))
             turned = (stride * frequencies).cos().repeat_interleave(2)
             expected = torch.cat([turned, torch.ones(max(0, len(cosines) - len(turned)))])
-            if len(expected) != len(cosines) or (expected.sort()[0] - cosines.cpu().sort()[0]).abs().max() > _ANGLES:
+            if len(expected) != len(cosines) or (expected.sort()[0] - cosines.cpu().sort()[0]).abs().max() > tolerance:
                 found.append(f"layer {number} is said to {layer.sentence}, and its queries turn otherwise")
                 break
     return found

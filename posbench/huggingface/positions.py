@@ -145,7 +145,9 @@ class _Reader:
         self.rotations = rotations_in(text)
         self.types = getattr(text, "layer_types", None)
         self.source = inspect.getsource(inspect.getmodule(type(model)))  # type: ignore[arg-type]
-        self.family = type(model).__name__.removesuffix("ForCausalLM")  # begins the names of its modules' classes
+        # It begins the names of its modules' classes: a layer of RecurrentGemma may attend, none of RWKV does.
+        has_heads = getattr(text, "num_attention_heads", None)
+        self.family = type(model).__name__.removesuffix("ForCausalLM") if has_heads else ""
 
     def get(self, key: str) -> Any:
         """Return a setting, or None if the class's code does not read it."""
@@ -233,8 +235,10 @@ class _Reader:
         is_rescaled = name not in ("default", "proportional")
         method = self.methods.get(key) or (name if is_rescaled else "none", float(parameters.get("factor") or 1))
         temperature = 1.0
-        # transformers has no such function for `default`: each class computes RoPE's own frequencies.
-        if name in ROPE_INIT_FUNCTIONS and not bases:
+        if name not in ("default", *ROPE_INIT_FUNCTIONS):
+            raise ValueError(f"transformers has no rope_type={name}")
+        # It has no such function for `default`: each class computes RoPE's own frequencies.
+        if name != "default" and not bases:
             words = (self.text, torch.device("cpu"), self.length)
             frequencies, temperature = ROPE_INIT_FUNCTIONS[name](*words, layer_type=key or None)
         else:
