@@ -22,8 +22,9 @@ def test_the_notebook_is_the_page():
     assert len(code) == 8 and sum(text.startswith("!posbench") for text in code) == 5
 
 
-# These read the runs of every rate, which takes a minute.
+# These read the runs of every rate, or build a model of every family, which takes minutes.
 OF_RATES = (
+    (generated.open_models, "page_of_models"),
     (generated.extending_tables, "page_of_tables"),
     (generated.optimizer_tables, "page_of_tables"),
     (generated.how_far, "page_of_the_table"),
