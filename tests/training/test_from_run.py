@@ -200,7 +200,8 @@ def test_yarn_extends_the_context_of_the_run_that_is_continued(more, runs, words
     for length in (32, 128, 256):  # evaluation rotates as training did, whatever the length
         assert frequencies(run, length).tolist() == pytest.approx(expected, rel=1e-12)
     table = [line.split() for line in capsys.readouterr().err.splitlines()]
-    assert [scheme.name, "10000", "yarn", "4", f"{expected[0]:.3g}", f"{expected[-1]:.3g}"] in table
+    row = ["10000", "yarn", "4", f"{expected[0]:.3g}", f"{expected[-1]:.3g}"]
+    assert row in [cells[-5:] for cells in table]
     other = run.config_under(["rescale=dynamic_ntk"]).scheme  # its factor follows the window, as at any evaluation
     assert other.trained_length == 32 and "factor" not in other.options
     assert frequencies(run, 256, "rescale=pi")[0] == pytest.approx(32 / 256)
