@@ -160,6 +160,8 @@ def page_of_models() -> str:
     sourced = sum(bool(source) for _, source in read.values())
     heading = ["family", "checkpoint", "layers see", "rotated", "base", "rescaling", "length", "also"]
     rows = [row(family, *found) for family, found in read.items()]
+    # Without a source there are no numbers.
+    bare = [[*cells[:1], *cells[2:4], cells[-1]] for cells in rows if not cells[1]]
     reasons = [[f"`{family}`", " ".join(reason.split())[:160]] for family, reason in failed.items()]
     return page(
         "What open models do with position",
@@ -172,7 +174,9 @@ def page_of_models() -> str:
             ". 3/4 is three of four layers. *Chosen*: the layer chooses tokens by their content."
         ),
         filled(counts(read, failed)),
-        table(heading, rows),
+        table(heading, [cells for cells in rows if cells[1]]),
+        "## Families without a source of a published configuration",
+        table([*heading[:1], *heading[2:4], heading[-1]], bare),
         "## Families that are not read",
         table(["family", "why"], reasons),
     )

@@ -4,7 +4,8 @@ Every layer is given the same made-up input, so that layers are seen one by one:
 
     one token changed     which outputs of the layer change: all later ones, those of a window, of a chunk
     two tokens exchanged  a layer without position gives the last token the same output
-    equal tokens          queries then differ by their rotation and scale alone, so both are measured
+    equal tokens          queries then differ by their rotation and scale alone, so both are measured; and embeddings
+                          by the positions that are added to them
 """
 
 from __future__ import annotations
@@ -138,6 +139,7 @@ class _Seen:
 
     model: PreTrainedModel
     rows: Tensor | None = None  # the input of every layer
+    embedded: Tensor | None = None  # what the first layer would have been given
     outputs: dict[int, Tensor] = field(default_factory=dict)
     queries: dict[int, Tensor] = field(default_factory=dict)  # [B, H, T, D]
     words: dict[int, dict[str, Any]] = field(default_factory=dict)  # other arguments of attention
@@ -167,6 +169,8 @@ class _Seen:
         def hook(layer: nn.Module, inputs: tuple[Any, ...], words: dict[str, Any]) -> tuple[Any, Any]:
             self.layer = number
             given = inputs[0] if inputs else words["hidden_states"]
+            if self.embedded is None:
+                self.embedded = given.detach()
             if self.rows is None:
                 generator = torch.Generator().manual_seed(0)
                 self.rows = torch.randn(1, *given.shape[1:], generator=generator).to(given)
@@ -208,8 +212,15 @@ def contradictions(model: PreTrainedModel, table: ModelPositions) -> list[str]:
     """Return what a tiny model contradicts in a table of its positions, a sentence each."""
     found = []
     usual = _run(model, 1)
-    if usual.rows is None:
+    if usual.rows is None or usual.embedded is None:
         raise ValueError("its layers are not called one by one")
+    # All tokens of these inputs are equal.
+    adds_positions = bool((usual.embedded[:, 1:] - usual.embedded[:, :1]).abs().max() > _NOTHING)
+    # Other schemes at the embeddings may need different tokens.
+    is_known = table.embedding in ("", "learned", "sinusoidal")
+    if is_known and adds_positions != bool(table.embedding):
+        says = table.embedding or "no"
+        found.append(f"{says} positions are said to be added to the embeddings, and equal tokens contradict it")
     # Row j + 1 of the batch has another token at place j.
     changed = usual.rows.repeat(T + 1, *[1] * (usual.rows.ndim - 1))
     other = torch.randn(usual.rows.shape, generator=torch.Generator().manual_seed(1)).to(changed)
@@ -240,7 +251,7 @@ def contradictions(model: PreTrainedModel, table: ModelPositions) -> list[str]:
 
 def _run(model: PreTrainedModel, batch: int, rows: Tensor | None = None, positions: Tensor | None = None) -> _Seen:
     length = T if positions is None else positions.shape[1]
-    tokens = torch.arange(2, 2 + length, device=model.device).expand(batch, -1)
+    tokens = torch.full((batch, length), 2, device=model.device)
     words = {} if positions is None else {"position_ids": positions, "attention_mask": torch.ones_like(tokens)}
     seen = _Seen(model, rows)
     with seen.watching():

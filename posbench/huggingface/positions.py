@@ -129,7 +129,7 @@ def added_positions(model: PreTrainedModel) -> tuple[str, int | None]:
         # Such a table has the trained length in rows, and sometimes a few more for padding.
         if is_table and length is not None and 0 <= module.num_embeddings - length <= 8:
             return "learned", length
-        if "sinusoid" in type(module).__name__.lower():
+        if "sinusoid" in type(module).__name__.lower() or hasattr(module, "pos_encoding"):
             return "sinusoidal", None
     # Sines or biases of these are a table of the trained length.
     return "", length if text.model_type in ("gptj", "codegen", "mpt") else None
@@ -146,7 +146,7 @@ class _Reader:
         self.types = getattr(text, "layer_types", None)
         self.source = inspect.getsource(inspect.getmodule(type(model)))  # type: ignore[arg-type]
         # It begins the names of its modules' classes: a layer of RecurrentGemma may attend, none of RWKV does.
-        has_heads = getattr(text, "num_attention_heads", None)
+        has_heads = getattr(of_layer(text, 0), "num_attention_heads", None)
         self.family = type(model).__name__.removesuffix("ForCausalLM") if has_heads else ""
 
     def get(self, key: str) -> Any:
