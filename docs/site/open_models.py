@@ -55,7 +55,7 @@ def census() -> tuple[dict[str, tuple[Answer, dict[str, Any]]], dict[str, str]]:
             continue
         if not answer.contradictions:
             read[family] = (answer, source)
-        elif not all(LATER in line for line in answer.contradictions[:1]):
+        elif not any(LATER in line for line in answer.contradictions):
             failed[family] = answer.contradictions[0]
     return read, failed
 

@@ -100,7 +100,7 @@ def _subject(path: Path, settings: Sequence[str], request: Request, runs_dir: Pa
     Raises: ConfigError if the model or its tokenizer cannot be read, or if a run of this name is of another model.
     """
     from posbench.huggingface.files import check_adapter
-    from posbench.huggingface.loading import Source, versions
+    from posbench.huggingface.loading import Source, positions_under, versions
 
     if path.is_file() and path.suffix != ".gguf":
         raise ConfigError(f"{path} is a file of weights: give its folder, with config.json and tokenizer.json")
@@ -148,7 +148,7 @@ def _subject(path: Path, settings: Sequence[str], request: Request, runs_dir: Pa
             "take the tokenizer that belongs to the model"
         )
     write_text(run.path / "config.yaml", yaml.safe_dump(config.to_mapping(), sort_keys=False))
-    run.write_manifest(_manifest(config, corpus, source, model, versions()))
+    run.write_manifest(_manifest(config, corpus, source, model, versions(), positions_under(source, (), T).paragraph))
     return Run(run.path)
 
 
@@ -173,7 +173,12 @@ def _check_same_model(run: Run, source: Source, versions: Mapping[str, Any]) -> 
 
 
 def _manifest(
-    config: Config, corpus: Corpus, source: Source, model: ScoredModel, versions: Mapping[str, Any]
+    config: Config,
+    corpus: Corpus,
+    source: Source,
+    model: ScoredModel,
+    versions: Mapping[str, Any],
+    positions: str,
 ) -> Manifest:
     device = choose_device(config.train).describe()
     tokens = corpus.test.tokens[:_COUNTED]
@@ -211,6 +216,7 @@ def _manifest(
             "family": source.content.get("model_type"),
             "class": facts.class_name,
             "rotations": source.rotations,
+            "positions": positions,
             "longest": facts.longest,
             "length": source.length,
             "is_instructed": source.is_instructed,

@@ -57,7 +57,9 @@ def card_page(card: Card, run: Run) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in subject.get("versions", {}).items())
     source = f"posbench {__version__} ({versions}), data={run.config.data.name}, weights {str(run.weights_digest)[:12]}"
     listed = "\n".join(f"- {line.removeprefix(DASH).strip()}" for line in details)
-    return f"## Context length\n\n{text}.\n\n{listed}\n\nMeasured by {source}.\n"
+    # Older subjects have no such entry.
+    positions = f"{subject['positions']}\n\n" if "positions" in subject else ""
+    return f"## Context length\n\n{positions}{text}.\n\n{listed}\n\nMeasured by {source}.\n"
 
 
 def _loss(card: Card) -> str:

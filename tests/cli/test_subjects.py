@@ -169,6 +169,7 @@ def test_eval_ends_with_a_card_which_the_report_has_too(posbench, folder):
     last = posbench(*command, "--protocol", "order,mechanism").out.strip().splitlines()
     assert "tokens back" in last[-3] and "Best of pi, yarn at 256: " in last[-2] and "induction head " in last[-2]
     page = Path("runs/subjects/mini/card.md").read_text()
+    assert "All layers see all tokens and rotate whole heads with base 10,000." in page
     assert last[-3] in page and f"transformers {transformers.__version__}, adapter 1" in page
     data = json.loads(posbench("report", "subjects", "--json").out)
     assert not faults(data, "report")
