@@ -10,6 +10,7 @@ from posbench.config import ConfigError
 from posbench.huggingface.behaviour import contradictions, tiny, tiny_model, wrong_rotations
 from posbench.huggingface.loading import Source
 from posbench.huggingface.positions import _Reader, read_positions, skeleton
+from posbench.huggingface.rotations import change_rotations
 from posbench.model.positions import row_of
 from tests.huggingface.test_from_folder import edit
 from tests.huggingface.test_subject import scored, subject, windows
@@ -20,6 +21,7 @@ FAMILIES = {  # family -> changed settings
     "gemma3_text": {},  # two kinds of layers
     "deepseek_v3": {"rope_parameters": YARN},  # MLA
     "lfm2": {"full_attn_idxs": [2, 5]},  # convolutions
+    "gemma4_text": {"num_hidden_layers": 6},  # p-RoPE
     "qwen3_next": {},  # states
     "gemma2": {},
     "gpt_neox": {},
@@ -28,9 +30,8 @@ FAMILIES = {  # family -> changed settings
     "cohere2": {},
     "olmo3": {},
     "mimo_v2_flash": {},
-    "jamba": {},
 }
-SLOW = [*FAMILIES][3:]
+SLOW = [*FAMILIES][4:]
 
 
 def paragraph(family, **settings):
@@ -134,8 +135,6 @@ def by_hand(parameters, option):
 )
 def test_a_changed_model_is_the_edited_one_whole_and_in_pieces(family, option, tmp_path):
     config = tiny(AutoConfig.for_model(family, **{"max_position_embeddings": 64, **FAMILIES[family]}))
-    if family == "jamba":
-        config.rope_parameters = None  # it rotates nothing
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config)
     for parameter in model.parameters():
@@ -144,8 +143,8 @@ def test_a_changed_model_is_the_edited_one_whole_and_in_pieces(family, option, t
             parameter.data.normal_(0, 2 * parameter.shape[-1] ** -0.5)
     model.save_pretrained(tmp_path)
     source, read = Source(tmp_path), windows(80)
-    if family == "jamba":
-        with pytest.raises(ConfigError, match="has no rotations in its config"):
+    if family == "gemma4_text" and option.startswith("rescale"):
+        with pytest.raises(ConfigError, match="which posbench does not rescale"):
             subject(source, option)
         return
     usual = scored(subject(source), read)
@@ -156,6 +155,29 @@ def test_a_changed_model_is_the_edited_one_whole_and_in_pieces(family, option, t
     torch.testing.assert_close(in_pieces, expected_in_pieces, atol=1e-6, rtol=0)
     torch.testing.assert_close(in_pieces, whole, atol=1e-4, rtol=0)
     assert (whole - usual).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("family", "settings", "option", "message"),
+    [
+        ("gemma4_text", {}, "rescale=yarn", "has rope_type=proportional, which posbench does not rescale"),
+        ("granite_swa", {"layer_rope_theta": [0, 1e4] * 12}, "base=1e6", r"a base for each layer \(layer_rope_theta\)"),
+        ("bloom", {}, "rescale=pi", "has no rotations in its config"),
+        ("gpt2", {}, "base=1e6", "has no rotations in its config"),
+        ("jamba", {}, "rescale=pi", "has no rotations in its config"),
+    ],
+)
+def test_what_cannot_be_changed_is_refused_by_its_key(family, settings, option, message):
+    config = AutoConfig.for_model(family, **settings)
+    with pytest.raises(ConfigError, match=message):
+        change_rotations(config, [option], 4096, 2048, family)
+
+
+def test_a_base_for_each_layer_is_read():
+    config = AutoConfig.for_model("granite_swa", layer_rope_theta=[0, 1e4] * 12)
+    bases = [layer.rotation and layer.rotation.base for layer in read_positions(skeleton(config), config, 4096).layers]
+    assert bases == [None, 1e4] * 12
+    assert not checked("granite_swa", layer_rope_theta=[0, 1e4] * 12)
 
 
 def losses(model, read):
