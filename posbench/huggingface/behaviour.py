@@ -3,6 +3,7 @@
 Every layer is given the same made-up input, so that layers are seen one by one:
 
     one token changed     which outputs of the layer change: all later ones, those of a window, of a chunk
+    all positions grow    the outputs of a layer stay: it sees differences alone
     two tokens exchanged  a layer without position gives the last token the same output
     equal tokens          queries then differ by their rotation and scale alone, so both are measured; and embeddings
                           by the positions that are added to them
@@ -37,6 +38,8 @@ from posbench.model.positions import (
 
 T = 12  # tokens of the made-up inputs
 _STRIDES = (1, 64, 1024)
+_SHIFT = 37  # tokens
+_MOVED = 1e-3  # share of the largest output that rounded angles may change
 _POSITIONS = [n * stride for stride in _STRIDES for n in (1, 2, 3)]  # of equal tokens
 _LAYERS = 8  # of a tiny model; the longest period of a pattern of layers
 _ROUNDING = 1e-5  # share of the largest output: many classes have parts in float32
@@ -336,6 +339,23 @@ def wrong_rotations(model: PreTrainedModel, config: PreTrainedConfig, methods: A
             if differences.abs().max() > tolerance:
                 found.append(f"layer {number} is said to {layer.sentence}, and its queries turn otherwise")
                 break
+    return found
+
+
+def moved_layers(model: PreTrainedModel) -> list[str]:
+    """Return the layers whose output changes if all positions grow, though it should not, a sentence each."""
+    table = read_positions(model, model.config, _POSITIONS[-1] + 1)
+    if table.longest is not None or not any(layer.rotation for layer in table.layers):
+        return []
+    found, positions = [], torch.tensor([_POSITIONS])
+    usual = _run(model, 1, None, positions)
+    shifted = _run(model, 1, usual.rows, positions + _SHIFT)
+    for number, layer in enumerate(table.layers):
+        change = (shifted.outputs[number] - usual.outputs[number]).abs().max() / usual.outputs[number].abs().max()
+        # What grows with the position, or with the length of the input, may change.
+        grows = layer.query_scale is not None or (layer.rotation is not None and layer.rotation.method == "dynamic")
+        if change > _MOVED and not grows:
+            found.append(f"layer {number} is said to {layer.sentence}, and its output changes if all positions grow")
     return found
 
 

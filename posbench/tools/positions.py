@@ -120,7 +120,7 @@ def of_family(family: str, settings: Mapping[str, Any], length: int | None, name
 def _of_config(
     name: str, config: PreTrainedConfig, content: Mapping[str, Any], length: int | None, notes: Sequence[str]
 ) -> Answer:
-    from posbench.huggingface.behaviour import T, contradictions, tiny_model, wrong_rotations
+    from posbench.huggingface.behaviour import T, contradictions, moved_layers, tiny_model, wrong_rotations
     from posbench.huggingface.loading import silenced
     from posbench.huggingface.positions import read_positions, skeleton, trained_length
 
@@ -131,7 +131,7 @@ def _of_config(
             table = read_positions(skeleton(config), config, length, trained=trained)
             model = tiny_model(config)
             found = contradictions(model, read_positions(model, model.config, T))
-            found += wrong_rotations(model, model.config)
+            found += wrong_rotations(model, model.config) + moved_layers(model)
     # A class may fail in any way on settings that it does not expect.
     except Exception as error:
         raise ConfigError(f"{name} cannot be read: {type(error).__name__}: {' '.join(str(error).split())}") from error

@@ -5,9 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.models.llama import modeling_llama
 
 from posbench.config import ConfigError
-from posbench.huggingface.behaviour import contradictions, tiny, tiny_model, wrong_rotations
+from posbench.huggingface.behaviour import contradictions, moved_layers, tiny, tiny_model, wrong_rotations
 from posbench.huggingface.loading import Source
 from posbench.huggingface.positions import _Reader, read_positions, skeleton
 from posbench.huggingface.rotations import change_rotations
@@ -85,7 +86,8 @@ def test_a_paragraph_says_what_the_class_does(family, settings, said):
 
 def checked(family, **settings):
     model = tiny_model(AutoConfig.for_model(family, **settings))
-    return contradictions(model, read_positions(model, model.config, 12)) + wrong_rotations(model, model.config)
+    found = contradictions(model, read_positions(model, model.config, 12))
+    return found + wrong_rotations(model, model.config) + moved_layers(model)
 
 
 @pytest.mark.parametrize(
@@ -117,6 +119,15 @@ def test_a_wrong_statement_is_found_by_behaviour(monkeypatch):
     monkeypatch.setattr(_Reader, "_rotation", usual)
     monkeypatch.setattr(_Reader, "_sees", lambda self, *words: ("window", 4))
     assert "layer 0" in checked("llama")[0] and "depends on token" in checked("llama")[0]
+
+
+def test_a_class_that_rotates_queries_alone_is_found(monkeypatch):
+    usual = modeling_llama.apply_rotary_pos_emb
+    monkeypatch.setattr(
+        modeling_llama, "apply_rotary_pos_emb", lambda q, k, cos, sin, **words: (usual(q, k, cos, sin, **words)[0], k)
+    )
+    [*_, last] = checked("llama")
+    assert last.endswith("and its output changes if all positions grow")
 
 
 def by_hand(parameters, option):
