@@ -35,11 +35,13 @@ STATED = {
 
 
 @cache
-def census() -> tuple[dict[str, tuple[Answer, dict[str, Any]]], dict[str, str]]:
+def census(
+    families: tuple[str, ...] = tuple(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES),
+) -> tuple[dict[str, tuple[Answer, dict[str, Any]]], dict[str, str]]:
     """Return {family: its answer, and its published settings}, and {family: why it is not read}."""
     sources = yaml.safe_load(SOURCES.read_text(encoding="utf-8"))
     read, failed = {}, {}
-    for family in sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES):
+    for family in sorted(families):
         source = sources.get(family, {})
         settings = dict(source.get("keys", {}))
         if kinds := settings.get("layer_types"):
