@@ -44,7 +44,7 @@ _POSITIONS = [n * stride for stride in _STRIDES for n in (1, 2, 3)]  # of equal 
 _LAYERS = 8  # of a tiny model; the longest period of a pattern of layers
 _ROUNDING = 1e-5  # share of the largest output: many classes have parts in float32
 _MOST = 200_000_000  # parameters of a tiny model
-_NOTHING = 1e-12  # a smaller share is no change at all
+_NOTHING = 1e-12  # a smaller share counts as no change
 _ANGLES = {torch.float64: 2e-3, torch.float32: 2e-3}  # transformers computes angles in float32
 _COARSE = 0.05  # of angles in other number formats
 _TINY = {  # size -> keys of configurations
@@ -138,7 +138,7 @@ def tiny_model(config: PreTrainedConfig) -> PreTrainedModel:
 
 @dataclass
 class _Seen:
-    """What the layers of a model do with a made-up input: their outputs, and what their attention received."""
+    """The outputs of a model's layers for a made-up input, and the arguments that their attention received."""
 
     model: PreTrainedModel
     rows: Tensor | None = None  # the input of every layer

@@ -1,4 +1,4 @@
-"""What a model does with position, layer by layer: one table, which is printed, told in a paragraph, and written."""
+"""Describe how each layer of a model uses position: as a printed table, as a paragraph, and as JSON."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class QueryScale:
 
 @dataclass(frozen=True)
 class LayerPositions:
-    """What one layer does with position."""
+    """The positions that one layer uses, and the tokens that it sees."""
 
     sees: str = ALL
     width: int | None = None  # tokens of a window, a chunk or a convolution
@@ -154,7 +154,7 @@ class LayerPositions:
 
 @dataclass(frozen=True)
 class ModelPositions:
-    """What a model does with position."""
+    """The positions that a model uses: at its embeddings, and in each layer."""
 
     layers: Sequence[LayerPositions]
     embedding: str = ""  # what is added to the embeddings: `learned`, `sinusoidal`, or a scheme's name
@@ -177,7 +177,7 @@ class ModelPositions:
             sentences.append(f"Positions are added to the embeddings ({self.embedding})")
         period = _period([layer.sentence for layer in self.layers])
         for numbers, layer in self.groups():
-            # 3 of 4 layers, if they repeat; otherwise those of the whole model.
+            # If the layers repeat, count within one period (3 of 4 layers); otherwise count all layers.
             count, sentence = len([n for n in numbers if n < period]), layer.sentence
             repeats = 2 * period <= len(self.layers)
             if self.embedding:

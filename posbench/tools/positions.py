@@ -33,7 +33,7 @@ _ROWS = {  # kind of scheme -> a scheme of conf/scheme with this kind
 
 @dataclass(frozen=True)
 class Answer:
-    """What a model does with position, and how far that was checked."""
+    """The positions that a model uses, and the statements about them that a tiny model contradicts."""
 
     name: str
     length: int  # tokens of the inputs that the table is for

@@ -1,4 +1,4 @@
-"""What models do with position: read from a class and its settings, checked by behaviour, changed by `--under`."""
+"""Positions of models are read from a class and its settings, checked by behaviour, and changed by `--under`."""
 
 from dataclasses import replace
 
