@@ -52,6 +52,7 @@ ROUND_h4 := $(HEADS) experiment_name=heads-2x16 model.num_heads=2 model.head_dim
 ROUND_h5 := $(HEADS) experiment_name=heads-6x48 scheme=qkvo_rope,k_rope,nope seed=0,1,2
 ROUND_h6 := $(HEADS) experiment_name=heads-2x48-adamw $(TWO_OF_48) seed=0,1,2 train.optimizer=adamw \
 	train.tokens=12_288_000 train.trunk_tokens=null 'train.branch_tokens=[3_072_000,6_144_000]'
+ROUND_h7 := $(HEADS) experiment_name=heads-2x48 $(TWO_OF_48) scheme=alibi scheme.name=alibi_steep 'scheme.exponents=[-1,-8]' seed=0,1,2
 ROUND_p := train -m experiment=prediction runs_dir=runs/reference
 SETUPS := train -m experiment=setups runs_dir=runs/reference
 ROUND_s1 := $(SETUPS)

@@ -14,8 +14,13 @@ from posbench.reference.definition import Array, Definition, Rows
 class Alibi(Definition):
     """ALiBi: the bias `-m_h (i - j)` at distance i - j, with fixed slope m_h of head h (arXiv 2108.12409)."""
 
+    exponents: list[float] | None = None
+
     def bias(self, h: int, t: int, s: int, rows: Rows) -> float:
-        return -alibi_slopes(self.config.model.num_heads)[h] * rows.distance(t, s)
+        slopes = alibi_slopes(self.config.model.num_heads)
+        if self.exponents:
+            slopes = [2.0**power for power in self.exponents]
+        return -slopes[h] * rows.distance(t, s)
 
 
 class T5(Definition):

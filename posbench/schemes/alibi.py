@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from posbench.schemes.base import Bias, Placement, Scheme, Shape
+from posbench.config import ConfigError
+from posbench.schemes.base import Bias, Placement, Scheme, Shape, require_number
 
 
 def exponents(num_heads: int) -> Tensor:
@@ -26,14 +28,28 @@ def slopes(num_heads: int) -> Tensor:
     return torch.exp2(exponents(num_heads).to(torch.float64))
 
 
+def _checked(powers: Sequence[float] | None, H: int) -> Tensor:
+    if powers is None:
+        return exponents(H)
+    for power in powers:
+        require_number("exponents", power, -64, 8, "the paper's first of eight heads has -1, the last -8")
+    if len(powers) != H:
+        raise ConfigError(f"scheme.exponents={powers} has {len(powers)} numbers: give one for each of {H} heads")
+    return torch.tensor(powers, dtype=torch.float32)
+
+
 class Alibi(Scheme):
-    """ALiBi: add the fixed bias `-m_h (i - j)` to the scaled scores of head h."""
+    """ALiBi: add the fixed bias `-m_h (i - j)` to the scaled scores of head h.
+
+    Options: `exponents`, log2 m_h of each head; without it the paper's, which follow from the number of heads.
+    Raises: ConfigError for exponents that are not H numbers.
+    """
 
     exponents: Tensor
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: Shape, exponents: Sequence[float] | None = None) -> None:
         super().__init__(shape)
-        self.register_buffer("exponents", exponents(shape.num_heads), persistent=False)
+        self.register_buffer("exponents", _checked(exponents, shape.num_heads), persistent=False)
 
     def bias(self, q: Tensor, k: Tensor, gates: Any, at: Placement) -> Bias:
         def penalty(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:

@@ -42,6 +42,7 @@ def test_every_row_keeps_its_promises(name):
 
 
 OPTIONS = [  # rows with options that no row of conf/scheme has
+    "alibi +scheme.exponents=[-1,-8,-0.5,-2,-3,-4]",
     "gdn scheme.attention.convolution=0",
     "gdn scheme.attention.convolution=2 scheme.attention.output_gate=false",
     "gdn scheme.attention.decay=channel scheme.attention.output_gate=false",

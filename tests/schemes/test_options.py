@@ -47,6 +47,8 @@ REFUSED = [
     ("kind: canon, sites: [q, q]", "scheme.sites="),
     ("kind: grape_ap, width: 7", "scheme.width=7 must be an even number above 0 (8 is the paper's)"),
     ("kind: nope, base: 10000", "scheme.base is not an option of 'nope', which has no options"),
+    ("kind: alibi, exponents: [-1, -8]", "scheme.exponents=[-1, -8] has 2 numbers: give one for each of 4 heads"),
+    ("kind: alibi, exponents: [-1, -8, .nan, -1]", "scheme.exponents=nan must be between -64 and 8"),
     ("kind: t5, num_buckets: 31", "scheme.num_buckets=31 must be even"),
     ("kind: t5, num_buckets: true", "must be a whole number, 2 or more (32 is usual)"),
     ("kind: t5, max_distance: 16", "scheme.max_distance=16 must be above scheme.num_buckets / 2 = 16"),
