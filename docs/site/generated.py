@@ -86,7 +86,7 @@ RESULTS = {
 # Sections of a report that its page of results has, besides the first table.
 SHOWN = (
     "Pairs|Difference of gaps|Perplexity by length|When schemes begin|Order more than|Step by step|Time and quality|"
-    "Worth|Compared with"
+    "Worth|Compared with|Effects"
 )
 
 
