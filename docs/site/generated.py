@@ -61,6 +61,7 @@ RESULTS = {
     "heads": [
         "heads-6x48",
         "heads-2x48",
+        "heads-2x48-mechanism",
         "heads-2x16",
         "heads-2x16 heads-2x48 heads-6x48 headline_muon-tune/lr=0.002 --by model.num_heads,model.head_dim",
         "heads-2x48-lr=0.002",
@@ -86,7 +87,7 @@ RESULTS = {
 # Sections of a report that its page of results has, besides the first table.
 SHOWN = (
     "Pairs|Difference of gaps|Perplexity by length|When schemes begin|Order more than|Step by step|Time and quality|"
-    "Worth|Compared with|Effects"
+    "Worth|Compared with|Effects|What heads"
 )
 
 
