@@ -45,7 +45,7 @@ def _picture(c: SetupComparison, scheme: str) -> Plot:
     points = points[points["setup"].isin(order)]
     points = points.assign(x=points["setup"].map(order.index))
     levels = pd.DataFrame(c.levels[order], columns=[name.replace("_", " ") for name in c.factors])
-    caption = f"Gap of {scheme} to {c.baseline} in each setup, sorted. Below: dark, the second level of a factor."
+    caption = f"Gap of {scheme} to {c.baseline} in each setup, sorted. Below, a strong mark: a factor's second level."
     if c.of(scheme).freedom:
         caption += " Several marks: seeds of a replicated setup."
     if points["is_branch"].any():
