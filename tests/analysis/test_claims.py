@@ -118,7 +118,14 @@ def test_alibis_lead_on_prose_under_adamw():
 def test_heads():
     losses = {
         name: posbench.results(REFERENCE / name).pivot(index="seed", columns="scheme", values="loss")
-        for name in ("heads-2x16", "heads-2x48", "heads-6x48")
+        for name in (
+            "heads-2x16",
+            "heads-2x48",
+            "heads-6x48",
+            "heads-2x48-adamw-3.07M",
+            "heads-2x48-adamw-6.14M",
+            "setups",
+        )
     }
     gaps = {name: table["alibi"] - table["qk_rope"] for name, table in losses.items()}
     readme, results = page("README.md"), page("docs/results.md")
@@ -130,9 +137,16 @@ def test_heads():
         r"^model\.(num_heads|head_dim) \| qk_rope \| alibi \|.*\| \S?([\d.]+ ±[\d.]+) \|", effects, re.MULTILINE
     )
     number, width = dict(rows)["num_heads"], dict(rows)["head_dim"]
-    assert f"six heads instead of two give ALiBi {number} nats on QK" in readme and f"take {width} from it" in readme
-    assert f"falls by {number}" in results and f"rises by {width}" in results
+    assert f"falls by {number}" in results and f"nothing is shown ({width};" in results
     assert f"QK leads by {plus_minus(gaps['heads-2x48']).lstrip('+')}" in readme
+    steep = plus_minus(losses["heads-2x48"]["alibi_steep"] - losses["heads-2x48"]["qk_rope"]).lstrip("+")
+    assert f"only by {steep} if ALiBi's slopes are steeper" in readme and f"gap to QK is {steep} instead" in results
+    early, later = losses["heads-2x48-adamw-3.07M"], losses["heads-2x48-adamw-6.14M"]
+    to_alibi, to_vo = (plus_minus(early[scheme] - early["qk_rope"]).lstrip("+") for scheme in ("alibi", "vo_rope"))
+    assert f"ahead of ALiBi by {to_alibi} at 3.07 million" in results and f"of VO by {to_vo} and again" in results
+    assert (later["qk_rope"] < later["alibi"]).all() and (later["qk_rope"] < later["vo_rope"]).all()
+    # Setups 0, 1, 4 and 5 have six heads of 16 (conf/experiment/setups.yaml), the others two of 48.
+    assert list(gaps["setups"].loc[:7] < 0) == [True, True, False, False, True, True, False, False]
 
 
 def test_what_the_readme_says_of_other_pages():
