@@ -31,10 +31,10 @@ def slopes(num_heads: int) -> Tensor:
 def _checked(powers: Sequence[float] | None, H: int) -> Tensor:
     if powers is None:
         return exponents(H)
+    if isinstance(powers, str) or not isinstance(powers, Sequence) or len(powers) != H:
+        raise ConfigError(f"scheme.exponents={powers} must be a list of {H} numbers, one for each head")
     for power in powers:
-        require_number("exponents", power, -64, 8, "the paper's first of eight heads has -1, the last -8")
-    if len(powers) != H:
-        raise ConfigError(f"scheme.exponents={powers} has {len(powers)} numbers: give one for each of {H} heads")
+        require_number("exponents", power, -64, 8, "the paper's eight heads have -1 to -8")
     return torch.tensor(powers, dtype=torch.float32)
 
 
