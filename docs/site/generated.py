@@ -151,11 +151,14 @@ def results_page(name: str) -> str:
 
 
 def pictures() -> dict[str, str]:
-    """Draw the pictures of README and of the results: gaps by optimizer against tokens, and onsets."""
+    """Draw the pictures of README and of the results: gaps against tokens, onsets, and the lengths of tasks."""
+    ladder = ("ladder_s", "ladder_m", "ladder_l")
     drawn = {}
     for name, plot, experiments, schemes, by in (
-        ("gaps", "curves", ("headline", "headline_muon"), ("alibi", "vo_rope", "qk_rope"), "train.optimizer"),
-        ("onset", "onset", ("headline",), (), None),
+        ("headline/gaps", "curves", ("headline", "headline_muon"), ("alibi", "vo_rope", "qk_rope"), "train.optimizer"),
+        ("headline/onset", "onset", ("headline",), (), None),
+        ("ladder/gaps-by-tokens", "curves", ladder, ("alibi", "qkvo_rope", "vo_rope", "nope", "qk_rope"), "model.name"),
+        ("tasks/summary", "summary", ("tasks",), (), None),
     ):
         paths = [REFERENCE / experiment for experiment in experiments]
         summary, rows = read_runs(
@@ -163,7 +166,7 @@ def pictures() -> dict[str, str]:
         )
         report = page_of(summary, rows, ReportOptions(by=by))
         drawing = encode(draw_all(report.runs, report.sections)[plot], "svg").decode()
-        drawn[f"runs/reference/headline/{name}.svg"] = drawing
+        drawn[f"runs/reference/{name}.svg"] = drawing
     return drawn
 
 

@@ -156,12 +156,27 @@ def gaps(plot: Plot, look: Looks) -> Figure:
         face = "white" if mark["is_open"] else colour
         axes.plot([mark["x"]], [y], marker, color=colour, markersize=6, markeredgewidth=1, markerfacecolor=face)
     axes.axvline(0, color=INK, linewidth=0.6)
+    _cut_off_the_farthest(axes, plot.marks)
     axes.set_yticks(range(len(schemes)), schemes)
     axes.set_ylim(len(schemes) - 0.5, -0.6)  # from top to bottom
     axes.grid(axis="y", visible=False)
     axes.tick_params(axis="y", length=0)
     axes.set_xlabel(plot.x_label)
     return figure
+
+
+def _cut_off_the_farthest(axes: Axes, marks: pd.DataFrame) -> None:
+    # One scheme far from all others would flatten them: its figure then stands at the edge.
+    x, half = marks["x"].to_numpy(float), marks["half"].fillna(0.0).to_numpy(float)
+    *_, next_farthest, farthest = (int(n) for n in np.argsort(abs(x)))
+    if not abs(x[farthest]) > 5 * abs(x[next_farthest]) > 0:
+        return
+    low, high = np.delete(x - half, farthest).min(), np.delete(x + half, farthest).max()
+    room = 0.3 * (high - low)
+    axes.set_xlim(low - room, high + room)
+    figure = f"{x[farthest]:+.2f}"
+    edge, text, side = (1, f"{figure} →", "right") if x[farthest] > 0 else (0, f"← {figure}", "left")
+    axes.text(edge, farthest, text, ha=side, va="center", transform=axes.get_yaxis_transform())
 
 
 def panels(plot: Plot, look: Looks) -> Figure:
@@ -359,30 +374,32 @@ def _bare(axes: Axes) -> None:
 def by_head(plot: Plot, look: Looks | None = None) -> Figure:
     """Draw one or more rows of panels per scheme, a panel per layer and a line per head, all on one scale.
 
-    Arguments: plot, whose kind chooses the axes, with `points` (scheme, layer, head, measure, first and last: distance
-    or channel pair, value, value_windows: half its interval); look is not used.
+    Arguments: plot, with scales, labels and `points` (scheme, layer, head, line: the name that decides the colour,
+    first and last: distance or channel pair, value, value_windows: half its interval); look is not used.
     """
     rows = plot.points
-    by_pair = plot.kind == "heads by channel"  # x is the channel pair, else the distance
+    by_pair = plot.x_scale == "pairs"  # x is the channel pair, else the distance
     schemes, layers = list(dict.fromkeys(rows["scheme"])), sorted(set(rows["layer"]))
     # At most ten panels are in a row.
     depth = math.ceil(len(layers) / 10)  # rows of a scheme
     panels_per_row = math.ceil(len(layers) / depth)
-    height = 0.6 + 1.15 * len(schemes) * depth  # inches
+    height = 0.9 + 1.15 * len(schemes) * depth  # inches
     figure = Figure(figsize=(WIDTH, height), layout=ConstrainedLayoutEngine(w_pad=0.03, h_pad=0.03))
     grid: Any = figure.subplots(len(schemes) * depth, panels_per_row, sharex=True, sharey=True, squeeze=False)
     panels = grid.reshape(len(schemes), depth * panels_per_row)
     # The last row of a scheme may have unused panels.
     for axes in panels[:, len(layers) :].flat:
         axes.axis("off")
-    for (scheme, layer, measure, _), line in rows.groupby(["scheme", "layer", "measure", "head"], sort=False):
+    names = list(dict.fromkeys(rows["line"]))
+    by_name: dict[str, Any] = {}
+    for (scheme, layer, name, _), line in rows.groupby(["scheme", "layer", "line", "head"], sort=False):
         axes = panels[schemes.index(scheme), layers.index(layer)]
-        colour = VERMILLION if measure == "k_norm" else BLUE  # norms of q, and other measures, are blue
+        colour = _COLOURS[names.index(name) % len(_COLOURS)]
         first, last, value, interval = (line[name] for name in ("first", "last", "value", "value_windows"))
         x: Any = first
         if not by_pair:  # distances: the middle of a range on the log scale; 0, which has no logarithm, is drawn at 0.5
             x = np.where(first == 0, 0.5, np.sqrt(first * last))
-        axes.plot(x, value, "-", color=colour, alpha=0.75, linewidth=1)
+        (by_name[str(name)],) = axes.plot(x, value, ".-", color=colour, alpha=0.75, linewidth=1, markersize=3)
         axes.fill_between(x, value - interval, value + interval, color=colour, alpha=0.12, linewidth=0)
     for scheme, row in zip(schemes, panels, strict=True):
         row[0].set_ylabel(scheme, rotation=0, ha="right", va="center")
@@ -397,12 +414,15 @@ def by_head(plot: Plot, look: Looks | None = None) -> Figure:
             ticks = [0.5, *(2.0**n for n in range(0, farthest, 2))]
             axes.set_xticks(ticks, ["0", *(f"{tick:g}" for tick in ticks[1:])])
             axes.minorticks_off()
-        if plot.kind == "heads, log scale":
+        if plot.y_scale == "symlog":
             axes.set_yscale("symlog", linthresh=1)
             axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
             axes.axhline(0, color=GRID, linewidth=0.6)
-    label = "channel pair" if by_pair else "distance, tokens"
-    figure.supxlabel(label, fontsize=9, color=INK)
+    figure.supxlabel(plot.x_label, fontsize=9, color=INK)
+    figure.supylabel(plot.y_label, fontsize=9, color=INK)
+    # More names than colours: a legend would be wrong.
+    if len(by_name) <= len(_COLOURS):
+        figure.legend(by_name.values(), by_name, loc="outside upper center", ncols=len(by_name), frameon=False)
     return figure
 
 
@@ -413,8 +433,6 @@ KINDS: Mapping[str, Callable[[Plot, Looks], Figure]] = {
     "setups": setups,
     "cells": cells,
     "heads": by_head,
-    "heads by channel": by_head,
-    "heads, log scale": by_head,
 }
 
 

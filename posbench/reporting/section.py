@@ -25,8 +25,8 @@ class Plot:
     marks: pd.DataFrame | None = None  # further points, which the kind draws as dots
     line: float = math.nan  # where a vertical line is drawn, such as the training length; NaN means none
     level: float = math.nan  # where a horizontal line is drawn
-    x_scale: str = "log"  # of the kind `lines`: tokens, lengths, rates or log
-    y_scale: str = "linear"  # of the kind `lines`: linear, log or symlog
+    x_scale: str = "log"  # of `lines`: tokens, lengths, rates or log; of `heads`: log or pairs
+    y_scale: str = "linear"  # of `lines` and `heads`: linear, log or symlog
 
 
 @dataclass(frozen=True)

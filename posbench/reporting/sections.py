@@ -65,7 +65,9 @@ def sections_of(c: Comparison, published: Published | None, every_length: bool) 
 def _with_runs_in_captions(section: Section, c: SeedComparison) -> Section:
     # Pictures and LaTeX tables are shown without their page, so captions name the schemes, seeds, models and text.
     models = f" {prose('models', c)}."
-    plots = [replace(plot, caption=plot.caption + models) for plot in section.plots]
+    dashes = "" if c.runs["is_relative"].astype(bool).all() else " Dashed: scores depend on more than distance."
+    of_kind = {"lines": dashes, "panels": dashes}
+    plots = [replace(plot, caption=plot.caption + of_kind.get(plot.kind, "") + models) for plot in section.plots]
     latex = section.latex and (section.latex[0], section.latex[1] + models)
     return replace(section, plots=plots, latex=latex)
 
@@ -250,7 +252,7 @@ def while_training(c: SeedComparison) -> list[Section]:
     means = logged.groupby(["scheme", part.rename("part")], sort=False)[["x", "y"]].mean().reset_index()
     # The steep start would leave no room for the differences.
     points = means[(means["part"] > 2) & np.isfinite(means["y"])]
-    caption = "Loss of the training batches, mean over seeds; learning rates fall towards the end."
+    caption = "Loss of the training batches, mean over seeds and 2 % of the steps; learning rates fall towards the end."
     x_label, y_label = "tokens trained on", "training loss, nats/token"
     plots = [Plot("training", "lines", caption, points, x_label, y_label, x_scale="tokens")]
     return [Section("While training", plots=[*plots, *gap_plots({"": c})])]

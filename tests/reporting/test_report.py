@@ -2,10 +2,12 @@
 
 import io
 import json
+import math
 import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -13,8 +15,9 @@ import pytest
 from rich.console import Console
 
 from posbench.config.units import plus_minus
+from posbench.reporting import figures
 from posbench.reporting.report import report
-from posbench.reporting.section import Format, Table
+from posbench.reporting.section import Format, Plot, Table
 from posbench.reporting.text import latex
 from posbench.runs import Run, find_runs
 from tests.analysis.fabricate import World, comparison, fabricate, run_of, searched, write_evaluation
@@ -292,3 +295,15 @@ def test_the_pages_quote_reports():
 def test_pages_quote_the_whole_paragraph_of_a_report(name, quote, tmp_path):
     paragraphs = [" ".join(part.split()) for part in written(REFERENCE / name, tmp_path)[1].split("\n\n")]
     assert " ".join(quote.replace("> ", "").split()) in paragraphs
+
+
+def test_a_gap_far_beyond_all_others_is_a_figure_at_the_edge():
+    marks = pd.DataFrame(
+        {"scheme": ["qk_rope", "alibi", "nope"], "x": [0.0, -0.1, 1.36], "half": [math.nan, 0.02, 0.1]}
+    )
+    plot = Plot("gaps", "gaps", "", pd.DataFrame(columns=["scheme", "x"]), marks=marks.assign(is_open=False))
+    look = dict.fromkeys(marks["scheme"], ("black", "-", "o"))
+    axes = figures.gaps(plot, look).axes[0]
+    assert [text.get_text() for text in axes.texts] == ["+1.36 →"]
+    assert axes.get_xlim()[1] < 0.1
+    assert not figures.gaps(replace(plot, marks=plot.marks[:2]), look).axes[0].texts

@@ -56,10 +56,7 @@ def sections(protocol: EvalProtocol, c: Comparison, every_length: bool) -> list[
 
 
 def _plot(protocol: EvalProtocol, c: Comparison, cells: pd.DataFrame) -> Plot:
-    caption = "Perplexity against length, both on log scales"
-    if not c.runs["is_relative"].astype(bool).all():
-        caption += "; dashed: scores depend on more than distance"
-    caption += "."
+    caption = "Perplexity against length, both on log scales."
     points = cells.assign(x=cells["length"], y=cells["perplexity"]).dropna(subset="y")
     # Two seeds give no useful intervals.
     if points["seeds"].min() > 2:

@@ -90,29 +90,46 @@ def heads_table(heads: pd.DataFrame) -> Table:
 
 def head_plots(heads: pd.DataFrame) -> list[Plot]:
     """Return plots of each head's attention, norms and biases, as far as they were measured."""
+    heads = heads.assign(line=heads["head"].map("head {}".format))
+    norms = heads[heads["measure"].isin(["q_norm", "k_norm"])]
+    norms = norms.assign(line=norms["measure"].map({"q_norm": "queries", "k_norm": "keys"}))
     biases = heads[heads["measure"] == "bias"].copy()
     # A constant added to all scores of a query changes nothing, so biases are shown relative to distance 0.
     biases["value"] -= biases.groupby(["scheme", "layer", "head"])["value"].transform("first")
     # Schemes whose biases are the same at all distances are left out.
     varied = biases.groupby("scheme")["value"].transform(lambda values: np.ptp(values) > 0).astype(bool)
+    biases, in_layers = biases[varied], ""
+    of_layers = biases.pivot_table(index=["scheme", "head", "first"], columns="layer", values="value")
+    # Fixed biases are the same in all layers: one panel shows them.
+    if of_layers.shape[1] > 1 and of_layers.eq(of_layers.iloc[:, 0], axis=0).all(axis=None):
+        biases, in_layers = biases[biases["layer"] == of_layers.columns[0]], ", the same in all layers"
     plots = [
         Plot(
             "attention",
             "heads",
             "Share of a head's attention by distance; 0 is the token itself. The buckets of a head add up to 1.",
             heads[heads["measure"] == "attention"],
+            "distance, tokens",
+            "share of attention",
         ),
         Plot(
             "frequencies",
-            "heads by channel",
-            "Norm of the channel pairs of queries (blue) and keys (orange), the fastest rotation first.",
-            heads[heads["measure"].isin(["q_norm", "k_norm"])],
+            "heads",
+            "Norm of the channel pairs of queries and keys, the fastest rotation first; a line is a head.",
+            norms,
+            "channel pair",
+            "norm",
+            x_scale="pairs",
         ),
         Plot(
             "biases",
-            "heads, log scale",
-            "What the scheme adds to a head's scores by distance, nats, minus its value at distance 0.",
-            biases[varied],
+            "heads",
+            f"What the scheme adds to a head's scores by distance, minus its value at distance 0{in_layers}. "
+            "The scale is logarithmic beyond 1 nat.",
+            biases,
+            "distance, tokens",
+            "nats",
+            y_scale="symlog",
         ),
     ]
     return [plot for plot in plots if len(plot.points)]

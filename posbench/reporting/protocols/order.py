@@ -45,12 +45,19 @@ def _by_distance_section(c: Comparison) -> list[Section]:
     table = by_distance(nearest[nearest["first"].isin(distances)], c.schemes, "d={}")
     table.frame.insert(1, "reach", table.frame["scheme"].map(reach(nearest)))
     middles = np.sqrt(longest["first"] * longest["last"])  # of the buckets, on the log scale of the picture
-    points = in_order(longest.assign(x=middles, y=longest["value"]), c.schemes)
+    points = longest.assign(x=middles, y=longest["value"])
+    caption = (
+        "How much the loss rises when everything more than d tokens back is shuffled; logarithmic beyond ±0.01 nats."
+    )
+    # Two seeds give no useful intervals.
+    if points["seeds"].min() > 2:
+        points = points.assign(low=points["value_low"], high=points["value_high"])
+        caption += " Bands are 95 % intervals over seeds."
     plot = Plot(
         "order",
         "lines",
-        "How much the loss rises when everything more than d tokens back is shuffled.",
-        points,
+        caption,
+        in_order(points, c.schemes),
         "distance d, tokens",
         "loss without order, nats/token",
         level=0,
@@ -207,27 +214,12 @@ def long_range_order_section(c: SeedComparison) -> list[Section]:
     # the file is written.
     if order.on_copyable is None and not order.on_all.is_tested:
         return [Section("", files=files)]
-    plots = []
     if order.on_copyable is not None:
         files["copyable_order_pairs.csv"] = order.on_copyable.pairs
-        plots.append(_picture(c, order.on_copyable))
     note = prose("long_range_order", order, order.on_all.is_tested and not c.unfinished, c.scope)
     latex = ("order", "What order more than 32 tokens back is worth, nats/token.")
     table = long_range_order_table(c, order)
-    return [Section("Order more than 32 tokens back", plots=plots, table=table, note=note, latex=latex, files=files)]
-
-
-def _picture(c: SeedComparison, copyable: Worth) -> Plot:
-    # Return the picture of what order beyond 32 tokens is worth to each scheme on copyable targets.
-    figures = in_order(copyable.figures, c.schemes)
-    marks = pd.DataFrame({"scheme": figures["scheme"], "x": figures["value"], "half": half(figures, "value")})
-    marks["is_open"] = ~figures["is_used"].astype(bool)
-    caption = (
-        "What order more than 32 tokens back is worth on targets that a copier predicts from there; 95 % intervals; "
-        "hollow: not shown to be used there."
-    )
-    seeds = pd.DataFrame(columns=["scheme", "x"])  # this picture has no dots of seeds
-    return Plot("copyable", "gaps", caption, seeds, "nats/token", "", marks)
+    return [Section("Order more than 32 tokens back", table=table, note=note, latex=latex, files=files)]
 
 
 def long_range_order_table(c: SeedComparison, order: LongRangeOrder) -> Table:
