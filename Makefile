@@ -43,22 +43,14 @@ EXTEND := train -m experiment=extend runs_dir=runs/reference
 ROUND_7 := $(EXTEND) scheme=alibi,canon_nope
 ROUND_7a := $(EXTEND) scheme=window_rope_nope 'scheme.layers=[window_qk_rope,window_qk_rope,nope]'
 ROUND_7b := $(EXTEND) scheme=window_rope_nope scheme.name=window_full_rope 'scheme.layers=[window_qk_rope,window_qk_rope,qk_rope]'
-HEADS := train -m experiment=heads runs_dir=runs/reference
-TWO_OF_48 := model.num_heads=2 model.head_dim=48
-ROUND_h1 := $(HEADS) $(TWO_OF_48) scheme=qk_rope,alibi seed=1000 scheme.lr=1e-3,2e-3,4e-3 'experiment_name=heads-2x48-lr=$${scheme.lr}'
-ROUND_h2 := $(HEADS) experiment_name=heads-6x48
-ROUND_h3 := $(HEADS) experiment_name=heads-2x48 $(TWO_OF_48) seed=0,1,2
-ROUND_h4 := $(HEADS) experiment_name=heads-2x16 model.num_heads=2 model.head_dim=16 seed=0,1,2
-ROUND_h5 := $(HEADS) experiment_name=heads-6x48 scheme=qkvo_rope,k_rope,nope seed=0,1,2
-ROUND_h6 := $(HEADS) experiment_name=heads-2x48-adamw $(TWO_OF_48) seed=0,1,2 train.optimizer=adamw \
-	train.tokens=12_288_000 train.trunk_tokens=null 'train.branch_tokens=[3_072_000,6_144_000]'
-ROUND_h7 := $(HEADS) experiment_name=heads-2x48 $(TWO_OF_48) scheme=alibi scheme.name=alibi_steep 'scheme.exponents=[-1,-8]' seed=0,1,2
 ROUND_p := train -m experiment=prediction runs_dir=runs/reference
 SETUPS := train -m experiment=setups runs_dir=runs/reference
-ROUND_s1 := $(SETUPS)
 ROUND_s2 := $(SETUPS) seed=16,19,21,22
 ROUND_s3 := $(SETUPS) seed=8,9,10,11,12,13,14,15,25,26,28,31
 ROUND_s4 := $(SETUPS) scheme=vo_rope seed=0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15
+GLOBAL_LAYER := train -m experiment=global_layer runs_dir=runs/reference
+ROUND_g1 := $(GLOBAL_LAYER) seed=1000 scheme.lr=1e-3,2e-3,4e-3 'experiment_name=global_layer-lr=$${scheme.lr}'
+ROUND_g2 := $(GLOBAL_LAYER)
 ROUND_6 := train -m $(MUON) data=sotu scheme=vo_rope,nope seed=1,2 scheme.lr=$(RATE) experiment_name=prose_muon
 
 round: $(VENV)/.installed ## Train a round of "still to train" in docs/experiments.md (R=1)

@@ -34,7 +34,7 @@ from posbench.data.tasks import tasks
 from posbench.evaluation.protocols import PROTOCOLS
 from posbench.model.architecture import build_architecture
 from posbench.model.decoder import Decoder
-from posbench.model.size import training_flops_per_token
+from posbench.model.size import cache_per_token, training_flops_per_token
 from posbench.reporting.figures import draw_all, encode
 from posbench.reporting.options import ReportOptions
 from posbench.reporting.report import page_of
@@ -329,34 +329,38 @@ def schemes_page() -> str:
         # A search or a branch counts as its experiment.
         name = run.path.relative_to(REFERENCE).parts[0].partition("-")[0]
         trained.setdefault(run.manifest.scheme, set()).add(name)
-    base_parameters, base_flops = size_of("nope")
+    base_parameters, base_flops, _ = size_of("nope")
     rows = []
     for name in sorted(choices("scheme")):
-        parameters, flops = size_of(name)
+        parameters, flops, cache = size_of(name)
         experiments = sorted(trained.get(name, ()))
         shown = ", ".join(experiments[:3])
         if len(experiments) > 3:
             shown += f" and {len(experiments) - 3} more"
         cells = [f"[`{name}`](../../conf/scheme/{name}.yaml)", description("scheme", name).replace("|", r"\|")]
-        rows.append([*cells, f"{parameters - base_parameters:+,}", f"{flops / base_flops:.2f}", shown or "–"])
+        rows.append(
+            [*cells, f"{parameters - base_parameters:+,}", f"{flops / base_flops:.2f}", f"{cache:,.0f}", shown or "–"]
+        )
     return page(
         "Schemes",
         "conf/scheme/*.yaml and the packs in runs/reference",
         "`posbench train scheme=NAME`. Parameters: more than `nope`\n"
         "in a model of four layers of 96 with six heads of 16 channels. Step: theoretical FLOPs of a training step\n"
-        "at 256 tokens of context, `nope` = 1. Trained: [packs](../../runs/reference/packs.md).",
-        table(["scheme", "what it computes, and its source", "parameters", "step", "trained in"], rows),
+        "at 256 tokens of context, `nope` = 1. Cache: numbers that decoding keeps of such a context, for each of its\n"
+        "tokens. Trained: [packs](../../runs/reference/packs.md).",
+        table(["scheme", "what it computes, and its source", "parameters", "step", "cache", "trained in"], rows),
     )
 
 
-def size_of(scheme: str) -> tuple[int, float]:
-    """Return the parameters, and the FLOPs per token of a training step, of a small model with this scheme."""
+def size_of(scheme: str) -> tuple[int, float, float]:
+    """Return parameters, FLOPs per token of a training step and cached numbers per token of a small model."""
     config = compose(["experiment=headline", f"scheme={scheme}", "model.num_layers=4"])
     architecture = build_architecture(config)
     # On the device `meta`, weights have sizes and no memory.
     with torch.device("meta"):
         model = Decoder(architecture, 512)
-    return sum(p.numel() for p in model.parameters()), training_flops_per_token(architecture, 512)
+    parameters = sum(p.numel() for p in model.parameters())
+    return parameters, training_flops_per_token(architecture, 512), cache_per_token(architecture)
 
 
 def experiments_page() -> str:

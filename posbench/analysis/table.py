@@ -205,6 +205,7 @@ def _trained(manifest: Manifest, logged: Sequence[Mapping[str, Any]]) -> dict[st
         elif name != "dtype":  # Muon's; the column of this name is the number format of training
             row[f"optimizer.{name}"] = _plain(value)
     row["training_flops"] = _number(manifest.training_flops)
+    row["cache_per_token"] = _number(manifest.cache_per_token)
     if manifest.costs:
         row |= {name: _number(value) for name, value in asdict(manifest.costs).items()}
     return row

@@ -27,7 +27,7 @@ from posbench.attention.kind import Kind, KVCache
 from posbench.attention.sums import in_chunks
 from posbench.config import ConfigError
 from posbench.schemes import Placement, Scheme, Shape
-from posbench.schemes.base import apply_hook, require_integer
+from posbench.schemes.base import apply_hook, require_integer, require_number
 from posbench.schemes.earlier import EarlierRows
 from posbench.system.matmul import linear
 
@@ -109,11 +109,13 @@ class GatedDeltaRule(Kind):
 
     With `decay: channel` it is Kimi Delta Attention: each channel of a key has its own `a_t`, from `W_a W_f x_t`, with
     W_f [D, C] and W_a [Hkv D, D], and its own dt_bias. Rotated q and k then depend on absolute positions, because a
-    rotation mixes channels that decay differently.
+    rotation mixes channels that decay differently. With `decay_bound`, c, `log a_t = -c sigmoid(e^A_log (...))`, where
+    `...` is what softplus has above (GLM-5.3, Ling 3; transformers, models/glm5_next).
 
     Options: `convolution`, its width in tokens, 4 in the paper; 0 means none. `output_gate`, whether there is W_z, or
-    `sigmoid`, which replaces silu (Kimi Linear). `decay`, `head` or `channel`.
-    Raises: ConfigError for a convolution below 0, or an output_gate or a decay that is none of these.
+    `sigmoid`, which replaces silu (Kimi Linear). `decay`, `head` or `channel`. `decay_bound`, nats a token, 5 in those
+    models; null means none.
+    Raises: ConfigError for a convolution or a bound below 0, or an output_gate or a decay that is none of these.
     """
 
     takes_bias = False  # the decay is learned from content
@@ -129,12 +131,16 @@ class GatedDeltaRule(Kind):
         convolution: int = 4,
         output_gate: bool | str = True,
         decay: str = "head",
+        decay_bound: float | None = None,
     ) -> None:
         super().__init__(shape, shared_kv)
         if not isinstance(output_gate, bool) and output_gate != "sigmoid":
             raise ConfigError(f"scheme.attention.output_gate={output_gate!r} must be true, false or sigmoid for gdn")
         if decay not in ("head", "channel"):
             raise ConfigError(f"scheme.attention.decay={decay!r} must be head or channel")
+        if decay_bound is not None:
+            decay_bound = require_number("attention.decay_bound", decay_bound, 0, math.inf, "5 is usual")
+        self.decay_bound = decay_bound
         self.convolution = require_integer("attention.convolution", convolution, 0, "4 is the paper's, 0 means none")
         H, Hkv, D, C = shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.d_model
         for part, heads in {"q": H, "k": Hkv, "v": Hkv}.items():
@@ -188,8 +194,11 @@ class GatedDeltaRule(Kind):
         # At most 0: [B, Hkv, T, 1], or [B, Hkv, T, D] by channel.
         if self.W_f is not None:
             x = F.linear(x, self.W_f)
-        rates = F.softplus(F.linear(x, self.W_a, self.dt_bias)).unflatten(-1, (len(self.A_log), -1)).transpose(1, 2)
-        return -self.A_log.exp()[:, None, None] * rates
+        rates = F.linear(x, self.W_a, self.dt_bias).unflatten(-1, (len(self.A_log), -1)).transpose(1, 2)
+        factor = self.A_log.exp()[:, None, None]
+        if self.decay_bound is not None:
+            return -self.decay_bound * (factor * rates).sigmoid()
+        return -factor * F.softplus(rates)
 
     def _convolved(self, part: str, x: Tensor, past: EarlierRows) -> Tensor:
         taps = getattr(self, f"{part}_taps")  # [heads, 1, D, tokens back]

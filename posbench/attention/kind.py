@@ -59,12 +59,10 @@ class KVCache:
         return tuple(None if tensor is None else tensor[:, :, : self.filled] for tensor in self.tensors)
 
     @property
-    def num_bytes(self) -> int:
-        """Return the cache's size in bytes, for all sequences of the batch."""
+    def size(self) -> int:
+        """Return how many numbers the cache holds, for all sequences of the batch."""
         tensors = [x for x in (*self.tensors, *self.state, *self.rows.values()) if x is not None]
-        return sum(x.numel() * x.element_size() for x in tensors) + sum(
-            cache.num_bytes for cache in self.gates.values()
-        )
+        return sum(x.numel() for x in tensors) + sum(cache.size for cache in self.gates.values())
 
 
 def _with_heads(gates: Any, heads: int, also_one: bool = False) -> Any:

@@ -1,4 +1,4 @@
-"""Count a decoder's parameters, the floating-point operations that its definition needs, and the bytes it caches.
+"""Count a decoder's parameters, the floating-point operations that its definition needs, and the numbers it caches.
 
 Model FLOPs are 2 per matrix parameter and token in the forward pass, three times as much with the backward pass, plus
 mixing, which the kind of attention counts. Recomputation does not count.
@@ -6,23 +6,11 @@ mixing, which the kind of attention counts. Recomputation does not count.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 
-from posbench.attention import Kind
 from posbench.config import Config
 from posbench.model.architecture import Architecture, call_hooks
 from posbench.model.loss import CHUNK
-from posbench.schemes import Scheme
-
-
-@dataclass(frozen=True)
-class CacheSize:
-    """The size of the caches of all layers for one sequence that is read token by token."""
-
-    bytes_per_token: float  # keys, values, gates
-    state_bytes: float  # independent of length: the states of recurrences, and full windows
 
 
 def num_parameters(architecture: Architecture, vocab_size: int) -> dict[str, int]:
@@ -83,28 +71,25 @@ def training_memory(config: Config, architecture: Architecture, vocab_size: int)
     }
 
 
-def cache_size(architecture: Architecture, dtype: torch.dtype = torch.bfloat16) -> CacheSize:
-    """Measure the size of the caches of all layers, by passing zeros through each layer."""
-    layers = list(zip(architecture.scheme, architecture.kinds, strict=True))
-    length = max(scheme.reach or 1 for scheme, _ in layers)  # from here on, each token adds the same number of bytes
+def cached_numbers(architecture: Architecture, length: int) -> int:
+    """Return how many numbers decoding keeps of `length` tokens: keys, values, gates and states of all layers.
 
-    def cached(tokens: int) -> int:
-        total = 0
-        for n, (scheme, kind) in enumerate(layers):
-            total += _cached_bytes(kind, scheme, tokens, dtype, is_first=n == 0)
-        return total
+    They are counted in caches through which zeros were passed.
+    """
+    total = 0
+    for n, (scheme, kind) in enumerate(zip(architecture.scheme, architecture.kinds, strict=True)):
+        cache = kind.new_cache(length)
+        call_hooks(scheme, kind, torch.arange(length), cache=cache)
+        # Only the first layer's cache holds the embeddings that a scheme looks back at.
+        cache.rows = {key: x for key, x in cache.rows.items() if n == 0 or not key.endswith("embed")}
+        total += cache.size
+    return total
 
-    # The difference of two lengths is what a token adds; the rest does not depend on the length.
-    short, long = cached(length), cached(length + 1)
-    return CacheSize(bytes_per_token=long - short, state_bytes=short - length * (long - short))
 
-
-def _cached_bytes(kind: Kind, scheme: Scheme, length: int, dtype: torch.dtype, is_first: bool) -> int:
-    cache = kind.new_cache(length)
-    call_hooks(scheme, kind, torch.arange(length), dtype, cache)
-    # Only the first layer's cache holds the embeddings that a scheme looks back at.
-    cache.rows = {key: x for key, x in cache.rows.items() if is_first or not key.endswith("embed")}
-    return cache.num_bytes
+def cache_per_token(architecture: Architecture) -> float:
+    """Return how many numbers decoding keeps of a context of the training length, for each of its tokens."""
+    length = architecture.scheme.shape.context_length
+    return cached_numbers(architecture, length) / length
 
 
 def _parts_heads(architecture: Architecture) -> int:

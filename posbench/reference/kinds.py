@@ -145,7 +145,10 @@ def gdn(
         state = np.zeros((D, rows.keys[h].shape[1]))
         o = []
         for t, key in enumerate(rows.keys[h]):
-            a = np.exp(-exp(learned["A_log"][key_head]) * np.log1p(np.exp(decay_gates[t, key_head])))
+            factor = exp(learned["A_log"][key_head])
+            a = np.exp(-factor * np.log1p(np.exp(decay_gates[t, key_head])))
+            if learned.get("decay_bound") is not None:
+                a = np.exp(-learned["decay_bound"] * sigmoid(factor * decay_gates[t, key_head]))
             b = sigmoid(learned["W_b"][key_head] @ x[t])
             state = state * a @ (np.eye(len(key)) - b * np.outer(key, key)) + b * np.outer(values[t], key)
             o.append(state @ rows.queries[h][t] / sqrt(D))

@@ -326,16 +326,16 @@ def costs(c: SeedComparison) -> Section:
 
 
 def costs_table(c: SeedComparison) -> tuple[Table, dict[str, str]]:
-    """Return a table of the parameters and FLOPs in which schemes differ, and {name: text} of the figures they share.
+    """Return a table of the parameters, FLOPs and caches of schemes, and {name: text} of the figures that all share.
 
     A shared figure that is unknown is in neither.
     """
     # Measured speeds are left out: runs of one experiment are trained one after another, on a more or less busy
     # machine.
-    columns = {"parameters": "parameters", "training_flops": "training FLOPs"}
+    columns = {"parameters": "parameters", "training_flops": "training FLOPs", "cache_per_token": "cache a token"}
     means = c.runs.reindex(columns=["scheme", *columns]).groupby("scheme").mean().reindex(c.schemes)
     frame = means.rename(columns=columns).reset_index()
-    table = Table(frame, {"parameters": Format("count"), "training FLOPs": Format("flops")})
+    table = Table(frame, {name: Format("count") for name in columns.values()} | {"training FLOPs": Format("flops")})
     texts = as_text(table)
     equal_texts = {name: texts[name].iloc[0] for name in columns.values() if texts[name].nunique() == 1}
     shared_figures = {name: text for name, text in equal_texts.items() if text != DASH}

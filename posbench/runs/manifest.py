@@ -69,6 +69,7 @@ class Manifest:
     perplexity: float | None = None
     bits_per_byte: float | None = None
     training_flops: float | None = None  # model FLOPs of all steps (`posbench.model.size`); None if not recorded
+    cache_per_token: float | None = None  # numbers that decoding keeps (`posbench.model.size`); None if not recorded
     text_tokens: int | None = None  # tokens of the train split; None if not recorded
     weights: str | None = None  # SHA-256 of the last step's model.safetensors; None until finished
     branched_at: int | None = None  # step of the trunk's checkpoint that the run began with; None: it began at 0

@@ -17,7 +17,7 @@ from posbench.composition.compose import compose
 from posbench.config import Config
 from posbench.data import Batch, Problems, vocab_size
 from posbench.model.decoder import Decoder, build_model
-from posbench.model.size import cache_size, num_parameters, training_flops_per_token
+from posbench.model.size import cache_per_token, num_parameters, training_flops_per_token
 from posbench.system.console import plain_table
 from posbench.system.device import Device, choose_device, keep_freed_memory, matmul_rate
 from posbench.system.torch_internals import allow_recompiles
@@ -31,7 +31,7 @@ class TimedScheme:
 
     def __init__(self, config: Config, device: Device, model: Decoder) -> None:
         self.device = device
-        self.sizes = sizes_of(model, device.dtype)  # before training moves the model from the CPU
+        self.sizes = sizes_of(model)  # before training moves the model from the CPU
         self.step = TrainingStep(config, model, device)
         self.batch = batch_of(config, model.embedding.num_embeddings, device)
         self.tokens_per_step = config.train.tokens_per_step
@@ -135,16 +135,14 @@ def bench_training(words: Sequence[str], schemes: Sequence[str], rounds: int, st
     }
 
 
-def sizes_of(model: Decoder, dtype: torch.dtype) -> dict[str, float]:
-    """Return parameters, training FLOPs per token and cache bytes, computed from the architecture."""
+def sizes_of(model: Decoder) -> dict[str, float]:
+    """Return parameters, training FLOPs and cached numbers per token, computed from the architecture."""
     architecture, entries = model.architecture, model.embedding.num_embeddings
-    cached = cache_size(architecture, dtype)
     return {
         "parameters": sum(num_parameters(architecture, entries).values())
         + sum(parameter.numel() for parameter in architecture.scheme.parameters()),
         "flops_per_token": training_flops_per_token(architecture, entries),
-        "cache_bytes_per_token": cached.bytes_per_token,
-        "state_bytes": cached.state_bytes,
+        "cache_per_token": cache_per_token(architecture),
     }
 
 
@@ -166,7 +164,7 @@ def bench(
         f"model {result['model']}, context {result['context_length']}, batch {result['batch_size']}; "
         f"matmul {gflops:,.0f} GFLOP/s; ratio: speed over that of {first}, timed just before (its own shows the noise)"
     )
-    table = plain_table("scheme", "tokens/s", "ratio", "MFU", "parameters", "cache\nB/token", "state\nB")
+    table = plain_table("scheme", "tokens/s", "ratio", "MFU", "parameters", "cache\na token")
     for name, figures in result["schemes"].items():
         table.add_row(
             name,
@@ -174,7 +172,6 @@ def bench(
             f"{figures['step_to_first']:.3f}",
             f"{100 * figures['mfu']:.1f}%",
             f"{figures['parameters']:,.0f}",
-            f"{figures['cache_bytes_per_token']:,.0f}",
-            f"{figures['state_bytes']:,.0f}",
+            f"{figures['cache_per_token']:,.0f}",
         )
     console.print(table)

@@ -36,6 +36,7 @@ from posbench.model.architecture import build_architecture
 from posbench.model.decoder import Decoder, build_model
 from posbench.model.layers import layer_matrices
 from posbench.model.size import (
+    cache_per_token,
     num_parameters,
     training_flops_per_token,
     training_memory,
@@ -63,6 +64,7 @@ class Plan:
     flops: float  # of all runs
     largest: Cost  # cost of the run that needs the most memory
     muon_shares: Mapping[str, float]  # scheme -> share of its parameters that Muon trains; {} with another optimizer
+    caches: Mapping[str, float]  # scheme -> numbers that decoding keeps of each token, at the training length
     detectable: str  # gaps that a search's test finds; empty without a search
 
 
@@ -101,6 +103,7 @@ def plan(words: Sequence[str], search: bool = False) -> Plan:
         flops=seeds * sum(cost.flops for cost in costs),  # the runs are of one seed, and seeds cost the same
         largest=max(costs, key=lambda cost: cost.memory),
         muon_shares=muon_shares,
+        caches={config.scheme.name: cost.cache for config, cost in zip(configs, costs, strict=True)},
         detectable=detects,
     )
 
@@ -183,6 +186,7 @@ class Cost:
     tokens: int
     flops: float
     memory: int  # bytes
+    cache: float  # numbers that decoding keeps of each token
     muon_share: float  # share of the parameters, the scheme's own included, that Muon trains
 
 
@@ -206,16 +210,19 @@ def _cost(config: Config, steps_of_trunk: int) -> Cost:
         flops=flops,
         memory=sum(training_memory(config, architecture, entries).values())
         - 4 * muon_parameters,  # one moment, not two
+        cache=cache_per_token(architecture),
         muon_share=muon_parameters / sum(sizes.values()),
     )
 
 
-def _muon_text(shares: Mapping[str, float]) -> str:
+def _by_figure(figures: Mapping[str, float], form: str) -> str:
+    """Return figures as text, each with the schemes that have it if they differ. Arguments: form, such as `{:.0%}`."""
     schemes: dict[str, list[str]] = {}
-    for scheme, share in shares.items():
-        schemes.setdefault(f"{share:.0%}", []).append(scheme)
-    parts = [f"{share} of the parameters ({', '.join(names)})" for share, names in schemes.items()]
-    return f"muon trains {'; '.join(parts)}"
+    for scheme, figure in figures.items():
+        schemes.setdefault(form.format(figure), []).append(scheme)
+    if len(schemes) == 1:
+        return next(iter(schemes))
+    return "; ".join(f"{figure} ({', '.join(names)})" for figure, names in schemes.items())
 
 
 def show(plan: Plan, device: str, mfu: float, gpus: int, console: Console) -> None:
@@ -239,7 +246,7 @@ def show(plan: Plan, device: str, mfu: float, gpus: int, console: Console) -> No
     if first.experiment.setups:
         table.add_row("setups", aliases(len(first.experiment.setups)))
     if plan.muon_shares:
-        table.add_row("optimizer", _muon_text(plan.muon_shares))
+        table.add_row("optimizer", f"muon trains {_by_figure(plan.muon_shares, '{:.0%} of the parameters')}")
     in_all, context = short_count(plan.tokens_in_all), f"{first.train.context_length:,}"
     table.add_row("tokens", f"{short_count(plan.tokens_a_run)} per run, {in_all} in all; context {context}")
     if plan.epochs is not None:
@@ -248,6 +255,7 @@ def show(plan: Plan, device: str, mfu: float, gpus: int, console: Console) -> No
         table.add_row("epochs", "unknown until the text is prepared (posbench prepare)")
     table.add_row("FLOPs", f"{plan.flops:.3g} to train")
     table.add_row("memory", f"about {short_bytes(plan.largest.memory)} per GPU")
+    table.add_row("cache", _by_figure(plan.caches, "{:,.0f} numbers a token"))
     on_gpus = f"{_time(hours)} on one {device} at {mfu:.0%} of {DATASHEET[device] / 1e12:,.3g} TFLOP/s"
     if gpus > 1:
         # A run takes `hours / runs` on average; each GPU trains one after the other.

@@ -18,7 +18,7 @@ from posbench.catalogue import own_files
 from posbench.config import Config, ConfigError
 from posbench.data import Dataset
 from posbench.model.decoder import Decoder
-from posbench.model.size import num_parameters, training_flops_per_token
+from posbench.model.size import cache_per_token, num_parameters, training_flops_per_token
 from posbench.runs import DamagedFile, Manifest, Run, checkpoint, fingerprints
 from posbench.runs.manifest import Fingerprints
 from posbench.runs.start import Start
@@ -177,6 +177,7 @@ def new_manifest(
         tokens=tokens,
         text_tokens=corpus.splits["train"].num_tokens,
         training_flops=flops,
+        cache_per_token=cache_per_token(model.architecture),
         continued=continued,
         started=started_at,
         wandb=wandb,

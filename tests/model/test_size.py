@@ -9,7 +9,7 @@ import torch
 from posbench import compose
 from posbench.model.architecture import build_architecture
 from posbench.model.decoder import build_model
-from posbench.model.size import CacheSize, cache_size, forward_flops_per_token, num_parameters
+from posbench.model.size import cached_numbers, forward_flops_per_token, num_parameters
 from posbench.verify import random_tokens
 from tests.rows import built
 
@@ -27,8 +27,8 @@ def architecture(scheme):
     return build_architecture(config(scheme))
 
 
-ROW = 2 * HKV * D * 2  # bytes of a token's keys and values in one layer, in bfloat16; states are in float32
-CACHES = [  # words, bytes of a token and of a state in all layers
+ROW = 2 * HKV * D  # numbers of a token's keys and values in one layer
+CACHES = [  # words, numbers of a token and of a state in all layers
     ("qk_rope", 2 * ROW, 0),
     ("shared_kv_nope", ROW, 0),
     ("shared_kv_qk_rope", 2 * ROW, 0),
@@ -38,16 +38,18 @@ CACHES = [  # words, bytes of a token and of a state in all layers
     ("deepseek_v4", ROW, 0),
     ("inkling", 2 * ROW, 0),  # gates that only their own token reads are not cached
     ("repo", 2 * ROW, 0),
-    ("linear_alibi", 0, 8 * H * D * (D + 1)),
-    ("decay_vo_rope", 0, 8 * H * D),
-    ("gdn", 0, 8 * HKV * D * D + 12 * (H + 2 * HKV) * D),
+    ("linear_alibi", 0, 2 * H * D * (D + 1)),
+    ("decay_vo_rope", 0, 2 * H * D),
+    ("hybrid_kda_mla", ROW // HKV, 3 * (HKV * D * D + 3 * (H + 2 * HKV) * D)),
+    ("mimo_v2", 2 * ROW, 4 * 64 * ROW),
+    ("gdn", 0, 2 * HKV * D * D + 6 * (H + 2 * HKV) * D),
     ("window_rope_nope", ROW, 3 * 64 * ROW),  # four layers, one of them without a window
     ("llama_4", ROW, 3 * 64 * ROW),
     ("gemma_3", ROW, 5 * 64 * ROW),
     ("inkling_layers", ROW, 5 * 64 * ROW + 6 * 3 * ROW),
-    ("canon_nope", 2 * ROW, 2 * 3 * 2 * (C + (H + 2 * HKV) * D)),
-    ("key_offset", 2 * ROW, 2 * 2 * HKV * D),
-    ("smear_nope", 2 * ROW, 4 * C),  # the first layer's, in float32
+    ("canon_nope", 2 * ROW, 2 * 3 * (C + (H + 2 * HKV) * D)),
+    ("key_offset", 2 * ROW, 2 * HKV * D),
+    ("smear_nope", 2 * ROW, C),  # the first layer's
     *((f"mla scheme.attention.latent_heads={n}", n * ROW, 0) for n in (1, 3)),
     *((f"mla_nope scheme.attention.latent_heads={n}", n * ROW, 0) for n in (1, 3)),
     *((f"gqa_qk_rope scheme.attention.kv_heads={n}", n * ROW, 0) for n in (1, 3)),
@@ -57,13 +59,12 @@ CACHES = [  # words, bytes of a token and of a state in all layers
 @torch.no_grad()
 @pytest.mark.parametrize("words, per_token, state", CACHES)
 def test_what_is_kept_of_the_past_by_hand_and_in_a_forward_pass(words, per_token, state):
-    model = built(*words.split()).float()
-    assert cache_size(model.architecture) == CacheSize(per_token, state)
-    model.compute_dtype = torch.bfloat16
+    model = built(*words.split())
+    assert cached_numbers(model.architecture, 100) == 100 * per_token + state
     caches = model.caches(100)
     for piece in random_tokens(100).split(20, 1):
         model.hidden(piece, 3, caches)
-    assert sum(cache.num_bytes for cache in caches) == 100 * per_token + state
+    assert sum(cache.size for cache in caches) == 100 * per_token + state
 
 
 def test_a_query_of_attention_in_chunks_sees_half_a_chunk_on_average():
