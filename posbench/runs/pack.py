@@ -48,7 +48,7 @@ class Pack:
 
     file: Path
 
-    @property
+    @cached_property
     def experiment(self) -> Path:
         """Return the folder that the runs come from: `runs/demo` for `runs/demo.zip` and `runs/demo.2.zip`."""
         return experiment_in(self.file)
@@ -112,7 +112,7 @@ class PackedRun(Run):
 
     pack: Pack = field(compare=False)
 
-    @property
+    @cached_property
     def key(self) -> str:
         """Return the name of the run in its pack, such as `scheme/seed=n`."""
         return self.path.relative_to(self.pack.experiment).as_posix()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -295,6 +296,7 @@ HOOKS = ("prepare", "embed", "hidden", "gate", "locate", "q", "k", "v", "o", "bi
 LOOKING_BACK = ("embed", "hidden", "gate", "q", "k", "v", "o")  # hooks that may take `earlier`
 
 
+@functools.cache
 def check_hooks(scheme: type[Scheme]) -> None:
     """Check the names and parameters of the hooks in a user's class.
 
