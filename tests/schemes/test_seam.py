@@ -195,5 +195,5 @@ def test_a_past_that_is_full_takes_no_more():
     caches = model.caches(4)
     with torch.no_grad():
         model.hidden(random_tokens(3), 0, caches)
-        assert caches[0].size == 4 * 2 * 2 * 16 * 4  # keys and values of 2 heads of 16 float32, 4 tokens
+        assert caches[0].size == 4 * 2 * 2 * 16  # keys and values of 2 heads of 16, 4 tokens
         refuses("6 tokens do not fit a cache made for 4", model.hidden, random_tokens(3), 0, caches)
