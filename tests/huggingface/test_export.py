@@ -20,7 +20,7 @@ STOCK = {
     "LlamaForCausalLM": "qk_rope qk_rope_1m qk_rope_500k qk_rope_context qk_rope_learned qk_rope_learned_base "
     "p_rope_25 p_rope_75 hope clipped_rope",
     "Phi3ForCausalLM": "rotary_pct_25",
-    "SmolLM3ForCausalLM": "nope rope_nope_interleaved smollm3",
+    "SmolLM3ForCausalLM": "mistral_large_4 nope rope_nope_interleaved smollm3",
 }
 CLASS_OF = {scheme: name for name, schemes in STOCK.items() for scheme in schemes.split()}
 
