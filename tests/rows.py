@@ -39,9 +39,9 @@ ONE_OF_EACH = (
 )
 
 
-def rows():
-    """Return all rows as parameters of a test."""
-    marks = {name: () if name in ONE_OF_EACH else pytest.mark.slow for name in choices("scheme")}
+def rows(fast=ONE_OF_EACH):
+    """Return all rows as parameters of a test, and mark as slow those that are not in `fast`."""
+    marks = {name: () if name in fast else pytest.mark.slow for name in choices("scheme")}
     return [pytest.param(name, marks=mark) for name, mark in marks.items()]
 
 

@@ -76,7 +76,10 @@ def test_a_scheme_that_fails_verify_is_not_trained(study):
     ("words", "message"),
     [
         (("--budget", "soon"), "--budget soon is not a time: give 30m, 2h or 1d"),
-        (("--budget", "0.001s"), "--budget is too short for a search: give 1m or more"),
+        # It times this machine.
+        pytest.param(
+            ("--budget", "0.001s"), "--budget is too short for a search: give 1m or more", marks=pytest.mark.slow
+        ),
         (("--against", "steep_nope"), "there is no scheme 'steep_nope'"),
         (("seed=0,1",), "seed=0,1: a study's schemes are mine.py:Steep and --against, its seeds 0, 1, 2, ..."),
     ],

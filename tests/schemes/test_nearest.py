@@ -49,8 +49,13 @@ class Nothing(Scheme):
         # -softplus(z) is ln sigmoid(-z), so CABLE is the forgetting transformer with the signs of w turned.
         ("Cable", "cable equals fox, with the other sign of what is learnt: logits differ by at most"),
         ("Steep", "nearest to alibi (in each head a multiple of it)"),
-        ("Distant", "distant equals no scheme of posbench's; nothing it adds to scores is near to theirs"),
-        ("Nothing", "nothing equals nope: logits differ by at most 0e+00"),
+        *(
+            pytest.param(name, sentence, marks=pytest.mark.slow)
+            for name, sentence in {
+                "Distant": "distant equals no scheme of posbench's; nothing it adds to scores is near to theirs",
+                "Nothing": "nothing equals nope: logits differ by at most 0e+00",
+            }.items()
+        ),
     ],
 )
 def test_a_scheme_is_compared_with_those_of_posbench(tmp_path, name, sentence):
