@@ -43,7 +43,7 @@ EXTEND := train -m experiment=extend runs_dir=runs/reference
 ROUND_7 := $(EXTEND) scheme=alibi,canon_nope
 ROUND_7a := $(EXTEND) scheme=window_rope_nope 'scheme.layers=[window_qk_rope,window_qk_rope,nope]'
 ROUND_7b := $(EXTEND) scheme=window_rope_nope scheme.name=window_full_rope 'scheme.layers=[window_qk_rope,window_qk_rope,qk_rope]'
-ROUND_p := train -m experiment=prediction runs_dir=runs/reference
+ROUND_p := train -m experiment=prediction runs_dir=runs/reference seed=20,21,22,23
 SETUPS := train -m experiment=setups runs_dir=runs/reference
 ROUND_s2 := $(SETUPS) seed=16,19,21,22
 ROUND_s3 := $(SETUPS) seed=8,9,10,11,12,13,14,15,25,26,28,31
