@@ -88,8 +88,12 @@ def cached_numbers(architecture: Architecture, length: int) -> int:
 
 def cache_per_token(architecture: Architecture) -> float:
     """Return how many numbers decoding keeps of a context of the training length, for each of its tokens."""
-    length = architecture.scheme.shape.context_length
-    return cached_numbers(architecture, length) / length
+    context = architecture.scheme.shape.context_length
+    # From here on each token adds as many numbers, so long contexts need not be computed.
+    length = min(context, max(scheme.reach or 1 for scheme in architecture.scheme))
+    short = cached_numbers(architecture, length)
+    added = cached_numbers(architecture, length + 1) - short if length < context else 0
+    return (short + (context - length) * added) / context
 
 
 def _parts_heads(architecture: Architecture) -> int:

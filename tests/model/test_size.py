@@ -9,7 +9,7 @@ import torch
 from posbench import compose
 from posbench.model.architecture import build_architecture
 from posbench.model.decoder import build_model
-from posbench.model.size import cached_numbers, forward_flops_per_token, num_parameters
+from posbench.model.size import cache_per_token, cached_numbers, forward_flops_per_token, num_parameters
 from posbench.verify import random_tokens
 from tests.rows import built
 
@@ -61,6 +61,8 @@ CACHES = [  # words, numbers of a token and of a state in all layers
 def test_what_is_kept_of_the_past_by_hand_and_in_a_forward_pass(words, per_token, state):
     model = built(*words.split())
     assert cached_numbers(model.architecture, 100) == 100 * per_token + state
+    context = model.scheme.shape.context_length
+    assert cache_per_token(model.architecture) * context == cached_numbers(model.architecture, context)
     caches = model.caches(100)
     for piece in random_tokens(100).split(20, 1):
         model.hidden(piece, 3, caches)
