@@ -61,10 +61,6 @@ class Config(Group):
         if isinstance(self.data, dict):
             self.data = TaskConfig.from_mapping(self.data)
         self._resolve_learning_rate()
-        require(
-            self.train.optimizer != "muon" or self.launch.strategy != "fsdp",
-            "train.optimizer=muon needs whole matrices, and launch.strategy=fsdp splits them: take launch.strategy=ddp",
-        )
         if not self.is_task:
             self.check_vocabulary(self.tokenizer.num_entries)
         elif self.train.order_every:

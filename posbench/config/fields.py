@@ -515,9 +515,8 @@ class EvaluationConfig(Group):
 
 @dataclass
 class LaunchConfig(Group):
-    """The way in which processes share one run, and runs share one step (docs/scaling.md)."""
+    """The way in which runs share one step (docs/scaling.md)."""
 
-    strategy: str = ruled(one_of("ddp", "fsdp"), "ddp")  # ddp: a copy of the model in each process; fsdp: sharded
     # How many runs of a sweep train as one: a number, off, or auto, which is off on a CPU and what fits on a GPU.
     stack: Any = ruled(stack_size, "auto")
 

@@ -103,7 +103,7 @@ class Decoder(nn.Module):
             return (compiled if torch.is_grad_enabled() else Block.forward)(block, *inputs)
 
         for block in self.blocks:
-            block.forward = MethodType(forward, block)  # FSDP's hooks stay outside it
+            block.forward = MethodType(forward, block)
         self._losses_and_gradient = torch.compile(losses_and_gradient, dynamic=False)
 
     def allow_compiled_attention(self) -> None:

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -197,12 +196,12 @@ def put_weights(model: nn.Module, weights: dict[str, Tensor], fresh: Set[str] = 
         # Buffers are not loaded, because they are computed. A shared parameter has one name here, and is stored once.
         for name, parameter in model.named_parameters():
             if name not in fresh:
-                shard_of(parameter).copy_(shard_like(weights[name], parameter))
+                parameter.copy_(weights[name])
 
 
 def weights_of(model: nn.Module) -> dict[str, Tensor]:
-    """Return every parameter by name, shared ones once; sharded ones are empty except on rank 0."""
-    return {name: put_together(shard_of(p).detach(), p) for name, p in model.named_parameters()}
+    """Return every parameter by name, shared ones once."""
+    return {name: p.detach() for name, p in model.named_parameters()}
 
 
 def _folders(folder: Path) -> list[Path]:
@@ -220,42 +219,3 @@ def _name(step: int) -> str:
 def step_of(checkpoint: Path) -> int:
     """Return the step in the name of a checkpoint's folder."""
     return int(checkpoint.name.removeprefix("step="))
-
-
-# ---------------------------------------------------------------- tensors that are sharded over processes (FSDP2)
-
-
-def shard_of(parameter: nn.Parameter) -> nn.Parameter:
-    """Return this process's shard of a parameter, in the same memory, or the parameter itself."""
-    if not is_sharded(parameter):
-        return parameter
-    return nn.Parameter(parameter.to_local().detach())  # type: ignore[attr-defined]
-
-
-def put_together(shard: Tensor, like: Tensor) -> Tensor:
-    """Gather the shards of all processes on rank 0's CPU; `like`, a DTensor, says how the tensor is split."""
-    if not is_sharded(like):
-        return shard
-    from torch.distributed.tensor import DTensor
-
-    assert isinstance(like, DTensor)
-    whole = DTensor.from_local(shard, like.device_mesh, like.placements, shape=like.shape, stride=like.stride())
-    gathered = whole.full_tensor()
-    is_first = dist.get_rank() == 0
-    # Other ranks get an empty tensor, because a sharded model may not fit on one device.
-    return gathered.cpu() if is_first else gathered.new_empty(0)
-
-
-def shard_like(value: Tensor, like: Tensor) -> Tensor:
-    """Return this process's part of the full tensor `value`, split like `like`, or `value` if that is no DTensor."""
-    if not is_sharded(like):
-        return value
-    from torch.distributed.tensor import DTensor, distribute_tensor
-
-    assert isinstance(like, DTensor)
-    return distribute_tensor(value.to(like.device), like.device_mesh, like.placements).to_local()
-
-
-def is_sharded(value: Any) -> bool:
-    """Return True for a DTensor: one process's view of a tensor that several processes hold."""
-    return hasattr(value, "to_local")

@@ -338,6 +338,7 @@ def _expected_header(manifest: Manifest, key: ResultKey) -> dict[str, Any]:
 _REMOVED_SETTINGS = (
     ("train", "cuda_graph"),
     ("launch", "nproc"),
+    ("launch", "strategy"),
     ("data", "tuning_fraction"),
     ("evaluation", "passage"),
     ("evaluation", "ngram_tokens"),

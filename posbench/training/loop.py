@@ -546,14 +546,12 @@ class Training:
         self.bar.show(row)
 
     def _save(self) -> None:
-        weights = checkpoint.weights_of(self.step.model)  # all processes take part, since weights may be sharded
-        moments = self.step.optimizer.state()
         if self.is_first:
             checkpoint.save(
                 self.run.path / "checkpoints",
                 self.state.steps_done,
-                weights,
-                moments,
+                checkpoint.weights_of(self.step.model),
+                self.step.optimizer.state(),
                 (self.run.path / "metrics.jsonl").read_bytes(),
                 {**self.state.saved(), "manifest": asdict(self.manifest)},
                 self.config.train.keep_checkpoints,

@@ -44,8 +44,8 @@ class Processes:
         """Return this process's rows, [b / processes, T + 1], of a micro-batch's tensor [b, T + 1]."""
         return part
 
-    def wrap(self, model: Decoder, strategy: str) -> nn.Module:
-        """Return a module whose call is `model.loss`. `strategy` is `ddp` or `fsdp`."""
+    def wrap(self, model: Decoder) -> nn.Module:
+        """Return a module whose call is `model.loss`."""
         return Loss(model)
 
     def accumulating(self, module: nn.Module, is_last: bool) -> AbstractContextManager[Any]:
@@ -72,7 +72,7 @@ class Processes:
 
 
 class Loss(nn.Module):
-    """A module whose call is the model's method `loss`, because DDP and FSDP hook into the call of a module."""
+    """A module whose call is the model's method `loss`, because DDP hooks into the call of a module."""
 
     def __init__(self, model: Decoder) -> None:
         super().__init__()
@@ -94,29 +94,13 @@ class ProcessGroup(Processes):
     def share_of(self, part: Tensor) -> Tensor:
         return part.chunk(self.size)[self.rank]
 
-    def wrap(self, model: Decoder, strategy: str) -> nn.Module:
-        if strategy == "fsdp":
-            return self._sharded(model)
+    def wrap(self, model: Decoder) -> nn.Module:
         ids = [self.local_rank] if next(model.parameters()).is_cuda else None
         return nn.parallel.DistributedDataParallel(Loss(model), device_ids=ids, gradient_as_bucket_view=True)
 
-    def _sharded(self, model: Decoder) -> nn.Module:
-        from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
-
-        # Each block first: a shard is gathered for one block at a time.
-        for block in model.blocks:
-            fully_shard(block)
-        fully_shard(model)
-        for method in ("loss", "nll", "answered"):  # these gather the shards as a call of the model does
-            register_fsdp_forward_method(model, method)
-        return Loss(model)
-
     def accumulating(self, module: nn.Module, is_last: bool) -> AbstractContextManager[Any]:
-        if isinstance(module, nn.parallel.DistributedDataParallel):
-            return nullcontext() if is_last else module.no_sync()
-        # A sharded model (FSDP2) has a switch instead of a context.
-        module.model.set_requires_gradient_sync(is_last)  # type: ignore[operator,union-attr]
-        return nullcontext()
+        assert isinstance(module, nn.parallel.DistributedDataParallel)
+        return nullcontext() if is_last else module.no_sync()
 
     def mean(self, value: Tensor) -> Tensor:
         value = value.clone()  # `all_reduce` writes into it

@@ -41,7 +41,7 @@ class TrainingStep:
         self.model.compute_dtype = device.dtype
         if device.compiled and not device.is_stacked:  # a stack compiles its whole step
             self.model.compile_blocks()
-        self.loss = self.processes.wrap(self.model, config.launch.strategy)
+        self.loss = self.processes.wrap(self.model)
         optimizer = optimizer_class(config.train)
         options = config.train.optimizer_options
         self.optimizer = optimizer(self.model, config.train, config.scheme.lr_factor, **options)

@@ -36,7 +36,7 @@ def words(tmp_path_factory):
         *(f"train.steps={STEPS}", "train.context_length=128", "train.batch_size=8", "train.accumulation=2"),
         *("train.dtype=float32", "train.compile=false", "train.log_every=1", "train.checkpoint_every=10"),
         "train.device=cpu",
-        *("train.optimizer=adamw", "train.lr=5e-3"),  # sharded models need it
+        *("train.optimizer=adamw", "train.lr=5e-3"),
         *("train.validation_tokens=512", "train.order_every=10k", "evaluation.max_tokens=512"),
     ]
 
@@ -47,17 +47,15 @@ def alone(words):
     return train(compose([*words, "experiment_name=alone"]))
 
 
-def command(words, name, nproc, strategy):
+def command(words, name, nproc):
     """Return the command `torchrun --standalone --nproc-per-node NPROC -m posbench train WORDS`."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={nproc}"]
-    return [*torchrun, "-m", "posbench", "train", *words, f"experiment_name={name}", f"launch.strategy={strategy}"]
+    return [*torchrun, "-m", "posbench", "train", *words, f"experiment_name={name}"]
 
 
-def on_two(words, name, strategy):
+def on_two(words, name):
     """Train on two processes, and return the run and what they said."""
-    done = subprocess.run(
-        command(words, name, 2, strategy), capture_output=True, text=True, env=environment(), timeout=300
-    )
+    done = subprocess.run(command(words, name, 2), capture_output=True, text=True, env=environment(), timeout=300)
     assert done.returncode == 0, done.stderr
     return load_run(folder_of(words, name)), done.stderr
 
@@ -95,9 +93,8 @@ def assert_same(run, alone):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["fsdp", "ddp"])
-def test_several_processes_train_as_one(words, alone, strategy):
-    run, said = on_two(words, strategy, strategy)
+def test_several_processes_train_as_one(words, alone):
+    run, said = on_two(words, "two")
     assert said.count("nats/token, perplexity") == 1, "one process speaks"
     assert_same(run, alone)
     assert run.manifest.device["processes"] == 2
@@ -107,7 +104,7 @@ def test_several_processes_train_as_one(words, alone, strategy):
 @pytest.mark.slow
 def test_two_processes_train_with_muon_as_one(words):
     words = [*words, "train.optimizer=muon", "train.steps=12"]
-    (run, _), whole = on_two(words, "muon", "ddp"), train(compose([*words, "experiment_name=muon_alone"]))
+    (run, _), whole = on_two(words, "muon"), train(compose([*words, "experiment_name=muon_alone"]))
     assert run.manifest.fingerprints.batches == whole.manifest.fingerprints.batches
     assert losses(run) == pytest.approx(losses(whole), abs=1e-4)
 
@@ -118,7 +115,7 @@ def test_several_processes_train_on_a_task_as_one(tmp_path):
     words = ["data=copy", "scheme=qkvo_rope", "model=tiny", "train.steps=10", "train.batch_size=8", "train.log_every=1"]
     words += ["train.accumulation=2", "train.validation_tokens=400", "tracking=none", f"runs_dir={tmp_path}"]
     words += ["train.device=cpu"]
-    (run, _), whole = on_two(words, "two", "ddp"), train(compose([*words, "train.accumulation=1"]))
+    (run, _), whole = on_two(words, "two"), train(compose([*words, "train.accumulation=1"]))
     assert run.manifest.fingerprints.batches == whole.manifest.fingerprints.batches
     assert np.abs(np.subtract(losses(run), losses(whole))).max() < 1e-6
     assert np.allclose(column(run, "grad_norm"), column(whole, "grad_norm"), rtol=1e-5)
@@ -146,9 +143,7 @@ def workers(pid):
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="workers are found by /proc")
 def test_a_killed_rank_ends_the_run_which_goes_on_in_one_process(words, alone):
-    started = subprocess.Popen(
-        command(words, "killed", 2, "fsdp"), stderr=subprocess.PIPE, text=True, env=environment()
-    )
+    started = subprocess.Popen(command(words, "killed", 2), stderr=subprocess.PIPE, text=True, env=environment())
     checkpoints = folder_of(words, "killed") / "checkpoints"
     until(lambda: any(checkpoints.glob("step=*/state.json")))
     killed = workers(started.pid)[1]
@@ -165,7 +160,7 @@ def test_a_killed_rank_ends_the_run_which_goes_on_in_one_process(words, alone):
 def test_a_signal_to_everybody_leaves_a_checkpoint(words, alone):
     """Cluster managers signal every process of a job, and torchrun passes on what it hears: that counts as one."""
     started = subprocess.Popen(
-        command(words, "stopped", 2, "ddp"),
+        command(words, "stopped", 2),
         stderr=subprocess.PIPE,
         text=True,
         env=environment(),

@@ -29,10 +29,9 @@ class AdamW(Optimizer):
         super().__init__(model, config, scheme_lr_factor)
         groups: dict[tuple[float, float], list[str]] = {}  # (factor of the rate, weight decay) -> names
         # None: all parameters.
-        for name in self.parameters if names is None else names:
+        for name in self.weights if names is None else names:
             groups.setdefault((self.factors[name], self.decays[name]), []).append(name)
         torch_groups = []
-        # The update is element by element, so every process updates its own shards of sharded parameters (FSDP2).
         for (_, decay), group in groups.items():
             weights = [self.weights[name] for name in group]
             # All weights of a group have one rate; `first` is the name by which `update` finds it.

@@ -96,13 +96,12 @@ class Muon(Optimizer):
 
     def __init__(self, model: nn.Module, config: TrainConfig, scheme_lr_factor: float = 1.0, /) -> None:
         super().__init__(model, config, scheme_lr_factor)
-        assert not self.is_sharded, "the configuration refuses it"
         self.rows = layer_matrices(model)
         # Of the position scheme or the kind of attention: like all matrices they have weight decay, but by AdamW.
         decayed = decayed_parameters(model) - {*self.rows, *_TABLES}
-        self.own_matrices = [name for name in self.parameters if name in decayed]
+        self.own_matrices = [name for name in self.weights if name in decayed]
         self.dtype = getattr(model, "compute_dtype", None)  # of the orthogonalisation; None means the weights'
-        rest = [name for name in self.parameters if name not in self.rows]
+        rest = [name for name in self.weights if name not in self.rows]
         self.adamw = AdamW(model, config, scheme_lr_factor, rest)
         self.moments = {name: self.adamw.moments[name] for name in rest}
         self.moments |= {name: {"momentum": torch.zeros_like(self.weights[name])} for name in self.rows}
@@ -110,7 +109,7 @@ class Muon(Optimizer):
     @property
     def record(self) -> dict[str, Any]:
         """Return the share of parameters that Muon trains, its number format, and the size of other matrices."""
-        sizes = {name: p.numel() for name, p in self.parameters.items()}
+        sizes = {name: p.numel() for name, p in self.weights.items()}
         dtype = self.dtype or next(iter(self.weights.values())).dtype
         return {
             "muon_share": round(sum(sizes[name] for name in self.rows) / sum(sizes.values()), 4),

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -28,22 +28,9 @@ from torch import Tensor, nn
 
 from posbench.config import TrainConfig
 from posbench.model.layers import layer_matrices
-from posbench.runs.checkpoint import put_together, shard_like, shard_of
 from posbench.schemes import Scheme
 
 OF_SCHEME = "scheme."  # beginning of the names of a position scheme's parameters
-
-
-def global_norm(parameters: Iterable[Tensor], sharded: bool) -> Tensor:
-    """Return the L2 norm of the gradients of all parameters together, 0-d."""
-    grads = [p.grad for p in parameters if p.grad is not None]
-    norm = torch.nn.utils.get_total_norm(grads)
-    if not sharded:
-        return norm
-    # Each process has only its shards of the gradients.
-    squares = norm.square()
-    torch.distributed.all_reduce(squares)
-    return squares.sqrt()
 
 
 def decayed_parameters(model: nn.Module) -> set[str]:
@@ -59,24 +46,21 @@ def decayed_parameters(model: nn.Module) -> set[str]:
 class Optimizer(ABC):
     """Base class of optimizers: a subclass implements `update`, and keeps what it remembers in `moments`.
 
-    Attributes: weights, {name: parameter}, of sharded parameters (FSDP2) this process's shard; rates, {name: learning
-    rate of this step}; decays, {name: weight decay}; moments, {name: {moment: tensor}}, saved in checkpoints.
+    Attributes: weights, {name: parameter}; rates, {name: learning rate of this step}; decays, {name: weight decay};
+    moments, {name: {moment: tensor}}, saved in checkpoints.
     """
 
     def __init__(self, model: nn.Module, config: TrainConfig, scheme_lr_factor: float = 1.0, /) -> None:
         self.config = config
-        self.parameters = dict(model.named_parameters())
-        self.weights = {name: shard_of(p) for name, p in self.parameters.items()}
-        # `shard_of` returns a parameter itself unless it is sharded.
-        self.is_sharded = any(self.weights[name] is not p for name, p in self.parameters.items())
+        self.weights = dict(model.named_parameters())
         decayed = decayed_parameters(model)
-        self.decays = {name: config.weight_decay if name in decayed else 0.0 for name in self.parameters}
+        self.decays = {name: config.weight_decay if name in decayed else 0.0 for name in self.weights}
         # Factors on the learning rate, 1 for most parameters.
-        self.factors = dict.fromkeys(self.parameters, 1.0)
+        self.factors = dict.fromkeys(self.weights, 1.0)
         self.factors |= dict.fromkeys(layer_matrices(model), config.matrix_lr_factor)
-        self.factors |= {name: scheme_lr_factor for name in self.parameters if name.startswith(OF_SCHEME)}
-        self.rates = dict.fromkeys(self.parameters, 0.0)
-        self.moments: dict[str, dict[str, Tensor]] = {name: {} for name in self.parameters}
+        self.factors |= {name: scheme_lr_factor for name in self.weights if name.startswith(OF_SCHEME)}
+        self.rates = dict.fromkeys(self.weights, 0.0)
+        self.moments: dict[str, dict[str, Tensor]] = {name: {} for name in self.weights}
 
     @property
     def record(self) -> dict[str, Any] | None:
@@ -101,22 +85,13 @@ class Optimizer(ABC):
         rate = learning_rate(step, self.config)
         self.rates = {name: factor * rate for name, factor in self.factors.items()}
 
-    def norm(self) -> Tensor:
-        """Return the L2 norm of all current gradients together, over all processes, 0-d."""
-        if self.is_sharded:
-            # Gradients of sharded parameters are sharded too: each process gives its weights their part.
-            for name, p in self.parameters.items():
-                if p.grad is not None:
-                    self.weights[name].grad = p.grad.to_local()  # type: ignore[attr-defined]
-        return global_norm(self.weights.values(), self.is_sharded)
-
     @torch.no_grad()
     def step(self, healthy: Tensor) -> Tensor:
-        """Update the weights, and return the gradients' norm before clipping, 0-d.
+        """Update the weights, and return the L2 norm of all gradients together before clipping, 0-d.
 
         Arguments: healthy, 0-d bool on the device: nothing is updated if it is False.
         """
-        norm = self.norm()
+        norm = torch.nn.utils.get_total_norm([p.grad for p in self.weights.values() if p.grad is not None])
         clip = self.config.grad_clip
         # All on the device: the host does not read the norm, so it never waits for the GPU.
         divisor = (norm / clip).clamp(min=1.0) if clip else torch.ones_like(norm)  # a clip of 0 means none
@@ -125,25 +100,18 @@ class Optimizer(ABC):
 
     def zero_grad(self) -> None:
         """Set all gradients to None."""
-        for tensors in (self.parameters, self.weights):
-            for p in tensors.values():
-                p.grad = None
+        for weight in self.weights.values():
+            weight.grad = None
 
     def state(self) -> dict[str, Tensor]:
-        """Return all moments, {`<parameter>/<moment>`: tensor}, unsharded, on rank 0."""
-        return {
-            f"{name}/{key}": value if value.ndim == 0 else put_together(value, self.parameters[name])
-            for name, moments in self.moments.items()
-            for key, value in moments.items()
-        }
+        """Return all moments, {`<parameter>/<moment>`: tensor}."""
+        return {f"{name}/{key}": value for name, moments in self.moments.items() for key, value in moments.items()}
 
     def load_state(self, state: dict[str, Tensor]) -> None:
         """Load the moments that the method `state` returned."""
         for entry, value in state.items():
             name, _, key = entry.rpartition("/")
-            p = self.parameters[name]
-            own_part = value if value.ndim == 0 else shard_like(value, p)
-            self.moments[name][key] = own_part.to(p.device)
+            self.moments[name][key] = value.to(self.weights[name].device)
 
 
 def learning_rate(step: int, config: TrainConfig) -> float:
