@@ -193,10 +193,15 @@ def read_losses(file: Path) -> pd.DataFrame:
         with file.open(encoding="utf-8-sig", newline="") as text:
             head = text.readline()
         separator = max(",;\t", key=head.count)
-        frame = pd.read_csv(file, sep=separator, dtype=str, keep_default_na=False, encoding="utf-8-sig")
+        frame = pd.read_csv(
+            file, sep=separator, dtype=str, keep_default_na=False, encoding="utf-8-sig", skip_blank_lines=False
+        )
     except (UnicodeDecodeError, pd.errors.ParserError, pd.errors.EmptyDataError, csv.Error) as error:
         raise ConfigError(f"{file} cannot be read as comma-separated text ({' '.join(str(error).split())})") from error
     frame.columns = frame.columns.str.strip()
+    # Blank lines are left out here, so that the index still counts them.
+    is_blank = (frame.fillna("") == "").all(axis=1)
+    frame = frame[~is_blank]
     for name in NEEDED:
         if name not in frame:
             names = ", ".join(map(str, frame.columns[:6])) + (" ..." if len(frame.columns) > 6 else "")
@@ -222,14 +227,14 @@ def read_losses(file: Path) -> pd.DataFrame:
         raise ConfigError(f"{file}: the metric {metric} is not a loss in nats: of a perplexity, give the logarithm")
     rows["seed"] = rows["seed"].astype(int)
     _refuse(rows.duplicated([*RUN, "tokens"]), "repeats a scheme and seed: keep one of the rows", file)
-    return rows
+    return rows.reset_index(drop=True)
 
 
 def _numbers(column: pd.Series, file: Path) -> pd.Series:
     numbers = pd.to_numeric(column, errors="coerce")
-    for number, text in zip(numbers, column, strict=True):
+    lines = column.index.to_numpy() + 2  # line 1 is the header
+    for line, number, text in zip(lines, numbers, column, strict=True):
         if np.isnan(number):
-            line = list(column).index(text) + 2
             raise ConfigError(
                 f"{file}, line {line}: {column.name} is {text!r}, which is not a number (inf: a run that diverged)"
             )
@@ -238,5 +243,4 @@ def _numbers(column: pd.Series, file: Path) -> pd.Series:
 
 def _refuse(is_wrong: pd.Series, problem: str, file: Path) -> None:
     if is_wrong.any():
-        # Line 1 is the header.
-        raise ConfigError(f"{file}, line {int(is_wrong.to_numpy().argmax()) + 2} {problem}")
+        raise ConfigError(f"{file}, line {is_wrong[is_wrong].index.to_list()[0] + 2} {problem}")

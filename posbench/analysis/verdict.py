@@ -226,6 +226,8 @@ def judge_all(
 
 def _judged_table(file: Path, options: JudgeOptions) -> tuple[list[Judgement], dict[str, list[str]]]:
     refuse_options(options, ("beside", "confirm", "also", "setups"))
+    if options.metric != "loss":
+        raise ConfigError(f"--metric {options.metric} is for runs that posbench trained: a table has losses")
     c = compare_table(file, options.baseline, options.equal_below, options.family or 0)
     candidates = [scheme for scheme in dict.fromkeys([*c.schemes, *c.failed]) if scheme != c.baseline]
     if options.scheme and options.scheme not in candidates:

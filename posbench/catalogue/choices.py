@@ -95,6 +95,17 @@ def expand(row: Any, read: Callable[[str], dict[str, Any]]) -> Any:
     return expanded
 
 
+def settings_in(file: Path) -> dict[str, Any]:
+    """Return the settings in a YAML file, {} if it is empty. Raises: ConfigError if they are no mapping."""
+    try:
+        settings = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
+    except yaml.YAMLError as error:
+        raise ConfigError(" ".join(f"{error} (in {file})".split())) from error
+    if not isinstance(settings, dict):
+        raise ConfigError(f"{file} must have settings, a line such as kind: rotary for each")
+    return settings
+
+
 def read_row(name: str, *folders: Path) -> SchemeConfig:
     """Return the configuration of scheme `name`: a file in `conf/scheme` or `folders`, or a class in a Python file.
 
@@ -110,10 +121,7 @@ def read_row(name: str, *folders: Path) -> SchemeConfig:
         elif name not in files:
             raise ConfigError(no_choice("scheme", name, files))
         else:
-            try:
-                row = yaml.safe_load(files[name].read_text(encoding="utf-8"))
-            except yaml.YAMLError as error:
-                raise ConfigError(" ".join(f"{error} (in {files[name]})".split())) from error
+            row = settings_in(files[name])
         return row
 
     return SchemeConfig.from_mapping(expand(name, read))

@@ -65,7 +65,15 @@ def class_named(name: str, classes: Classes[T], key: str, base: type[T]) -> type
         raise ConfigError(_unknown(key, name, classes))
     # An entry point is loaded only now, so that a package that is not used costs nothing.
     cls = classes[name]
-    return cls if isinstance(cls, type) else cls.load()
+    if isinstance(cls, type):
+        return cls
+    try:
+        loaded = cls.load()
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"{key}={name}: {cls.value} cannot be imported ({error}): reinstall its package") from error
+    if not issubclass(loaded, base):
+        raise ConfigError(f"{key}={name}: {cls.value} does not extend {base.__name__}")
+    return loaded
 
 
 def option_names(cls: Callable[..., Any]) -> list[str]:

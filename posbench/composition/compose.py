@@ -45,7 +45,7 @@ from omegaconf.errors import (
     ValidationError,
 )
 
-from posbench.catalogue.choices import choices, conf_dir, conf_dirs, expand, no_choice
+from posbench.catalogue.choices import choices, conf_dir, conf_dirs, expand, no_choice, settings_in
 from posbench.catalogue.classes import check_known
 from posbench.catalogue.own_files import as_recorded, is_class_path, row_of_file, trust_files, with_options
 from posbench.composition.setups import setups_named, with_setup
@@ -185,14 +185,15 @@ def with_experiment(words: Sequence[str], *folders: Path) -> list[str]:
             datasets += word.removeprefix("data=").split(",")
     # The default experiment is for text.
     has_experiment = any(word.lstrip("+").startswith("experiment=") for word in words)
-    needs_experiment = not has_experiment and any(_names_task(name, *folders) for name in datasets)
+    needs_experiment = not has_experiment and any(names_task(name, *folders) for name in datasets)
     return [*words, _TASK_EXPERIMENT] if needs_experiment else [*words]
 
 
-def _names_task(name: str, *folders: Path) -> bool:
-    # A class in a file is a task, because texts have no classes.
+def names_task(name: str, *folders: Path) -> bool:
+    """Return True if a choice of conf/data, or of the user's folders, is a task."""
     file = choices("data", *folders).get(name)
-    return is_class_path(name) or (file is not None and yaml.safe_load(file.read_bytes()).get("source") == "task")
+    # A class in a file is a task, because texts have no classes.
+    return is_class_path(name) or (file is not None and settings_in(file).get("source") == "task")
 
 
 # ---------------------------------------------------------------- composing
@@ -235,15 +236,20 @@ def _hydra() -> Iterator[ConfigLoader]:
             GlobalHydra.instance().initialize(outer_hydra)
 
 
+def config_dirs(words: Sequence[str]) -> list[Path]:
+    """Return the user's configuration folders, which words such as `--config-dir=FOLDER` name."""
+    return [Path(word.partition("=")[2]).expanduser().resolve() for word in words if word.startswith(_CONFIG_DIR)]
+
+
 @contextmanager
 def session(words: Sequence[str] = (), mode: RunMode = RunMode.RUN) -> Iterator[DictConfig]:
     """Yield the configuration that Hydra composes from `words`, including Hydra's own group `hydra`.
 
     Raises: ConfigError for what Hydra refuses.
     """
-    folders = [Path(word.partition("=")[2]).expanduser().resolve() for word in words if word.startswith(_CONFIG_DIR)]
-    overrides_given = [word for word in words if not word.startswith(_CONFIG_DIR)]
-    words = with_experiment(overrides_given, *folders)
+    folders = config_dirs(words)
+    words = [word for word in words if not word.startswith(_CONFIG_DIR)]
+    words = with_experiment(words, *folders)
     if mode is RunMode.RUN:
         words = with_setup(words, setups_named(words, *folders))
     overrides = [hydra_word(word) for word in words]
@@ -281,7 +287,7 @@ def checked_config(composed: DictConfig) -> Config:
         OmegaConf.copy_cache(content, composed)  # so that `${now:...}` is the same time everywhere
     keys = {word.lstrip("+").partition("=")[0] for word in HydraConfig.get().overrides.task}
     # A user's train.lr overrides the learning rates of an experiment's train.lr_of, and of a scheme's own file.
-    if "train.lr" in keys and "train.lr_of" not in keys:
+    if "train.lr" in keys and not any(f"{key}.".startswith("train.lr_of.") for key in keys):
         mapping["train"]["lr_of"] = None
         if "scheme.lr" not in keys:
             mapping["scheme"].pop("lr", None)

@@ -14,13 +14,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import yaml
 from numpy.typing import NDArray
 
-from posbench.catalogue.choices import choices
+from posbench.catalogue.choices import choices, settings_in
 from posbench.config import ConfigError
 
 MOST_FACTORS = 7
@@ -73,10 +71,12 @@ def setup_words(setups: Mapping[str, Levels], seed: int) -> list[str]:
 
 def with_setup(words: Sequence[str], setups: Mapping[str, Levels]) -> list[str]:
     """Return a run's words with the overrides of its setup. Raises: ConfigError if a word sets such a key otherwise."""
-    if not setups:
-        return [*words]
     values = dict(word.lstrip("+").partition("=")[::2] for word in words)
-    added = setup_words(setups, int(values.get("seed", 0)))
+    seed = values.get("seed", "0")
+    # Hydra refuses seeds that are no number.
+    if not setups or not seed.isdecimal():
+        return [*words]
+    added = setup_words(setups, int(seed))
     for word in added:
         key, _, value = word.partition("=")
         if values.get(key, value) != value:
@@ -93,5 +93,4 @@ def setups_named(words: Sequence[str], *folders: Path) -> Mapping[str, Levels]:
     file = choices("experiment", *folders).get("".join(names[-1:]))
     if file is None:
         return {}
-    content: Any = yaml.safe_load(file.read_text(encoding="utf-8"))
-    return (content.get("experiment") or {}).get("setups") or {}
+    return (settings_in(file).get("experiment") or {}).get("setups") or {}

@@ -188,8 +188,8 @@ def _lengths(protocol: EvalProtocol, config: Config, corpus: Dataset, request: R
     lengths = request.lengths_of(protocol, config, corpus.splits["test"])
     if not lengths and protocol.shares_targets:
         raise ConfigError(
-            f"no document of the test split has the {config.trained_length // 2} tokens that the shortest length of "
-            f"protocol {protocol.name} needs: ask for shorter lengths (--length), or take --protocol nonoverlapping"
+            f"the test split has too little text for the shortest length of protocol {protocol.name}, "
+            f"{config.trained_length // 2} tokens: ask for shorter lengths (--length)"
         )
     refused = {}
     # The split of a task has None as its number of tokens: tasks make problems of any length.

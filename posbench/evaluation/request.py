@@ -20,6 +20,11 @@ if TYPE_CHECKING:  # the command line reads this module, and `--help` needs no t
 _COMMA = r",(?![^\[]*\]|[^{]*})"  # separates values, except inside brackets and braces
 
 
+def _listed(value: Any) -> list[Any]:
+    # In the Python API, a single word or number stands for a list of one.
+    return [value] if isinstance(value, (str, int, Path)) else list(value)
+
+
 @dataclass(frozen=True)
 class Request:
     """Options of `posbench eval` and `posbench.evaluate`. Missing lengths or protocols come from the run's config.
@@ -100,21 +105,20 @@ class Request:
         from posbench.evaluation.texts import text_named
 
         data = self.data
-        # Words that name a text: from the command line a list, in the Python API also a single one.
         if not isinstance(data, DataConfig):
-            words = [data] if isinstance(data, str) else list(data or ())
+            words = _listed(data or ())
             if self.config_dir:
                 words.append(f"--config-dir={self.config_dir}")
             data = text_named(words)
-        lengths = [word for length in self.lengths for word in str(length).split(",")]
-        protocols = [name for names in self.protocols for name in names.split(",")]
+        lengths = [word for length in _listed(self.lengths) for word in str(length).split(",")]
+        protocols = [name for names in _listed(self.protocols) for name in names.split(",")]
         trust_protocols(protocols)
         checked = {
             "lengths": tuple(scored_length("--length", word) for word in lengths),
             "protocols": tuple(protocols),
-            "under": tuple(self.under),
+            "under": tuple(_listed(self.under)),
             "data": data,
-            "scheme_files": tuple(map(Path, self.scheme_files)),
+            "scheme_files": tuple(map(Path, _listed(self.scheme_files))),
         }
         # The dataclass is frozen, and its fields are checked before anybody sees it.
         for name, value in checked.items():

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from posbench.catalogue.choices import choices
-from posbench.composition.compose import compose
-from posbench.config import Config, ConfigError, DataConfig, TokenizerConfig
+from posbench.composition.compose import compose, names_task
+from posbench.config import Config, ConfigError, DataConfig, TaskConfig, TokenizerConfig
 from posbench.data import Corpus, Dataset, dataset_of, prepare
 from posbench.data.text.overlap import WARN_ABOVE, find_overlap
 from posbench.data.text.preparation import cache_folder, find_prepared, prepare_held_out
@@ -29,10 +29,17 @@ def text_named(words: Sequence[str]) -> DataConfig | None:
     names = [word for word in words if "=" not in word]
     if len(names) != 1:
         raise ConfigError(
-            f"--data names {len(names)} texts: give one choice of conf/data ({', '.join(choices('data'))}), and "
-            "settings of it such as --data files --data data.path=~/notes"
+            f"--data names {len(names)} texts: give one of {_texts()}, and settings of it such as --data files --data "
+            "data.path=~/notes"
         )
-    return compose([f"data={names[0]}", *(word for word in words if word not in names)]).data
+    data = compose([f"data={names[0]}", *(word for word in words if word not in names)]).data
+    if isinstance(data, TaskConfig):
+        raise ConfigError(f"--data {names[0]} is a task: give a text ({_texts()})")
+    return data
+
+
+def _texts() -> str:
+    return ", ".join(name for name in choices("data") if not names_task(name))
 
 
 def dataset_for(run: Run, data: DataConfig | None, notice: Say) -> Dataset:

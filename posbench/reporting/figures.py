@@ -119,10 +119,12 @@ def looks(runs: pd.DataFrame) -> dict[str, tuple[str, str, str]]:
         if look_name in _LOOKS and not has_other_attention:
             colour, marker = _LOOKS[look_name]
         dashes = "-" if run.get("is_relative") else "--"
+        # The later scheme by name takes the next free look; if none is free, two look alike.
+        after = start % len(all_looks) + 1
+        wanted = [(colour, marker), *all_looks[after:], *all_looks[:after]]
         used = set(chosen.values())
-        while (colour, dashes, marker) in used:  # the later scheme by name takes the next free look
-            start += 1
-            colour, marker = all_looks[start % len(all_looks)]
+        free = [look for look in wanted if (look[0], dashes, look[1]) not in used]
+        colour, marker = (free or wanted)[0]
         chosen[name] = (colour, dashes, marker)
     return chosen
 

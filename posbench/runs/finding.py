@@ -46,7 +46,7 @@ def find_runs(folder: str | Path, notice: Say = say_once) -> list[Run]:
             folders.clear()
             continue
         visited.add(path.resolve())
-        packs += [open_pack(path / file) for file in files if file.endswith(".zip")]
+        packs += [open_pack(path / file) for file in files if file.endswith(".zip") and (path / file).is_file()]
         # The runs of a search would be mixed with those of its experiment.
         holds_search_runs = path.name.endswith("-tune") and path != root
         folders[:] = [f for f in folders if not f.startswith(".") and not (holds_search_runs and f.startswith("lr="))]

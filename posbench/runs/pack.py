@@ -163,7 +163,8 @@ class PackedRun(Run):
 
 def packs_of(experiment: Path) -> list[Pack]:
     """Return the packs of the folder `experiment`: `demo.zip`, then `demo.2.zip` and so on."""
-    zips = [file for file in experiment.parent.glob("*.zip") if file.name.startswith(f"{experiment.name}.")]
+    files = experiment.parent.glob("*.zip")
+    zips = [file for file in files if file.name.startswith(f"{experiment.name}.") and file.is_file()]
     # By length first, so that `demo.10.zip` comes after `demo.2.zip`.
     packs = [open_pack(file) for file in sorted(zips, key=lambda file: (len(file.name), file.name))]
     # `demo.2.zip` may be the pack of an experiment `demo.2`.

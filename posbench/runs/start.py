@@ -194,7 +194,9 @@ def start_of(from_run: str | None, seed: int, runs_dir: str | Path) -> Start | N
         # A checkpoint is in <run>/checkpoints/step=<n>.
         run = run_named(str(path.parents[1]), runs_dir)
         folder = run.path / "checkpoints" / f"step={int(at_step[1]):08d}"
-        has_weights = all((folder / name).is_file() for name in (checkpoint.MODEL, checkpoint.SUMS))
+        has_weights = folder.is_dir()
+        if has_weights:
+            _check(folder)
     else:
         run = _finished_run(path, seed, runs_dir)
         if subject := run.manifest.subject:
@@ -206,6 +208,13 @@ def start_of(from_run: str | None, seed: int, runs_dir: str | Path) -> Start | N
             f"train.from_run={path}: there are no such weights ({run.name} has {steps}): name another run or step"
         )
     return _start_from_run(run, folder)
+
+
+def _check(folder: Path) -> None:
+    try:
+        checkpoint.check(folder)
+    except checkpoint.TornCheckpoint as error:
+        raise ConfigError(f"train.from_run={folder}: {error}: name another step") from None
 
 
 def _finished_run(path: Path, seed: int, runs_dir: Path) -> Run:

@@ -25,7 +25,7 @@ from posbench.analysis.search import (
 )
 from posbench.analysis.statistics import LEVEL, compare, detectable, fixed_pairs
 from posbench.analysis.table import read
-from posbench.composition.compose import compose
+from posbench.composition.compose import compose, config_dirs
 from posbench.composition.setups import aliases, setups_named
 from posbench.composition.sweep import sweep_of
 from posbench.config import Config, ConfigError, chosen_experiment
@@ -154,7 +154,7 @@ def _rows(words: Sequence[str]) -> tuple[list[tuple[Config, int]], int]:
     swept = sweep_of(words)
     seeds = 1
     # Each seed of an experiment with factors has a setup of its own.
-    if not setups_named(words):
+    if not setups_named(words, *config_dirs(words)):
         seeds = len(swept.pop("seed", [""]))  # one if no seeds are swept
     # Seeds and swept values are set for each run below.
     single = [word for word in words if word.lstrip("+~").partition("=")[0] not in {*swept, "seed"}]

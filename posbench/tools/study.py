@@ -135,7 +135,7 @@ def _nothing(text: str) -> None:
 
 def _time_of(budget: str) -> float:
     # Return the seconds for training steps, 0 without a budget.
-    match = re.fullmatch(r"([0-9.]+)\s*([smhd])[a-z]*", budget or "0s")
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smhd])", budget or "0s")
     if match is None:
         raise ConfigError(f"--budget {budget} is not a time: give 30m, 2h or 1d")
     return SHARE * float(match[1]) * _UNITS[match[2]]

@@ -98,7 +98,7 @@ THREE = HEAD + "".join(f"rope,{n},3.{n}\nmine,{n},2.{n}\n" for n in range(3))
         (THREE + "rope,3,nan\n", "line 8: loss is 'nan', which is not a number (inf: a run that diverged)"),
         (THREE + "rope,three,3\n", "line 8: seed is 'three', which is not a number"),
         (THREE + "rope,0.5,3\n", "line 8 has a seed that is not a whole number"),
-        (THREE + ",4,3\n", "line 8 has no scheme"),
+        (THREE + "\n,4,3\n", "line 9 has no scheme"),
         ("scheme,seed,loss,text\na,0,3,books\nb,0,3,code\n", "the column text has books, code: give each a table"),
         (
             "scheme,seed,loss,tokens\na,0,3,1e6\na,0,2,2e6\nb,0,3,1e6\n",

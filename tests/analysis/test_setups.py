@@ -40,6 +40,7 @@ def test_a_run_has_the_levels_of_its_seed():
     refuses("setups.a must have two levels", setup_words, {"a": [["x=1"]]}, 0)
     words = ["experiment=mine", "seed=1"]
     assert with_setup(words, {"a": FACTORS["a"]}) == [*words, "train.a=2"]
+    assert with_setup(["seed=0,1"], FACTORS) == ["seed=0,1"], "Hydra says that -m is missing"
     refuses("train.a=3 is given, and a factor", with_setup, [*words, "train.a=3"], {"a": FACTORS["a"]})
 
 

@@ -76,6 +76,7 @@ def test_a_scheme_that_fails_verify_is_not_trained(study):
     ("words", "message"),
     [
         (("--budget", "soon"), "--budget soon is not a time: give 30m, 2h or 1d"),
+        (("--budget", "30months"), "--budget 30months is not a time"),
         # It times this machine.
         pytest.param(
             ("--budget", "0.001s"), "--budget is too short for a search: give 1m or more", marks=pytest.mark.slow

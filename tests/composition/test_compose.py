@@ -35,6 +35,7 @@ def work_dir(tmp_path, monkeypatch):
         "own/experiment/mine.yaml": "# @package _global_\ndefaults: [{override /scheme: my_scheme.py:Faded}]\n"
         "experiment: {name: mine}\ntrain: {steps: null, tokens: 20M, context_length: 1k}\n"
         "hydra: {sweeper: {params: {scheme: 'nope,my_scheme.py:Faded', seed: '0,1'}}}\n",
+        "own/experiment/torn.yaml": "a: [1",
         "own/experiment/wrong.yaml": "# @package _global_\nexperiment: {name: wrong}\ntrain: {learning_rate: 3}\n",
         "own/experiment/typed.yaml": "# @package _global_\nexperiment: {name: typed}\ntrain: {lr: abc}\n",
         "own/experiment/flat.yaml": "# @package _global_\nexperiment: {name: flat}\ntrain: 5\n",
@@ -163,6 +164,7 @@ REFUSED = {
     "data=files": r"needs either data\.path='\.\.\.', which posbench splits by document, or data\.train_path",
     "train.precision=1": r"no setting 'train\.precision'; did you mean 'train\.dtype'\?",
     "scheme.of=[qk_rpe]": r"there is no scheme 'qk_rpe'; did you mean 'qk_rope'\?",
+    "--config-dir=own experiment=torn": r"expected ',' or '\]'.*\(in /.*own/experiment/torn\.yaml\)$",
     "--config-dir=own experiment=wrong": r"did you mean 'train\.lr'\?.*\(in experiment/wrong\.yaml\)$",
     "--config-dir=own experiment=typed": r"^train\.lr=abc must be a number.*\(in experiment/typed\.yaml\)$",
     "--config-dir=own experiment=flat": r"^train is a group.*\(in experiment/flat\.yaml\)$",

@@ -141,7 +141,8 @@ def test_text_that_was_trained_on_is_warned_of_by_a_measure_that_is_kept(run, no
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["data.path=a"], "--data names 0 texts: give one choice of conf/data"),
+        (["data.path=a"], "--data names 0 texts: give one of files, "),
+        (["induction"], "--data induction is a task: give a text"),
         (["pg19", "stdlib"], "--data names 2 texts"),
         (["stdlib", "data.name=a b"], "data.name='a b' cannot name a folder"),
     ],

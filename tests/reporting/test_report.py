@@ -307,3 +307,9 @@ def test_a_gap_far_beyond_all_others_is_a_figure_at_the_edge():
     assert [text.get_text() for text in axes.texts] == ["+1.36 →"]
     assert axes.get_xlim()[1] < 0.1
     assert not figures.gaps(replace(plot, marks=plot.marks[:2]), look).axes[0].texts
+
+
+def test_beyond_all_looks_schemes_look_alike():
+    names = [f"scheme_{number}" for number in range(130)]
+    looks = figures.looks(pd.DataFrame({"scheme": names, "is_relative": True}))
+    assert len(looks) == 130 and len(set(looks.values())) == 120

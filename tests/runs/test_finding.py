@@ -12,6 +12,7 @@ def test_links_are_followed_but_in_no_circle(runs, tmp_path):
     shutil.copytree(runs / "demo/vo_rope", tmp_path / "nope")
     (runs / "demo/nope").symlink_to(tmp_path / "nope")  # kept on another disk
     (runs / "demo/vo_rope/circle").symlink_to(runs)
+    (runs / "gone.zip").symlink_to(tmp_path / "gone.zip")  # leads nowhere
     names = [str(run.path.relative_to(runs)) for run in find_runs(runs)]
     assert names == [f"demo/{scheme}/seed={seed}" for scheme in ("nope", "vo_rope") for seed in (0, 1)]
 

@@ -158,6 +158,10 @@ def registered(monkeypatch, name, value):
 def test_a_broken_package_harms_no_other_scheme(monkeypatch):
     registered(monkeypatch, "missing", "no_such_package:Thing")
     build_scheme(SchemeConfig("mine", "nope"), SHAPE)
+    refuses("no_such_package:Thing cannot be imported", build_scheme, SchemeConfig("mine", "missing"), SHAPE)
+    refuses(
+        "pathlib:Path does not extend Scheme", build_scheme, registered(monkeypatch, "path_lib", "pathlib:Path"), SHAPE
+    )
     row = registered(monkeypatch, "broken", "tests.schemes.trials:FromTheEnd")
     assert "bias(self, q, gate, at) must be bias(self, q, k, gates, at)" in refusal(row)
 

@@ -128,6 +128,12 @@ def test_what_does_not_fit_is_refused(runs, words, tmp_path):
         compose,
         words(runs / "demo/nope/seed=0/checkpoints/step=00000005", "scheme=nope"),
     )
+    damaged = shutil.copytree(
+        runs / "demo/nope/seed=0/checkpoints/step=00000008", runs / "demo/nope/seed=0/checkpoints/step=00000003"
+    )
+    (damaged / "state.json").write_text("{")
+    refuses(r"state\.json does not match its checksum: name another step", compose, words(damaged, "scheme=nope"))
+    shutil.rmtree(damaged)
     refuses(
         r"from_run=demo: it has 3 runs of seed 0, .*are demo/nope/seed=0, demo", compose, words("demo", "scheme=nope")
     )
