@@ -258,9 +258,19 @@ def _add_results(number: int, manifest: Manifest, stored: Iterable[Result], rows
         columns = {name: x[has_targets] for name, x in columns.items()}
         # The step has a column of its own; 0 means the last step.
         options = [option for option in result_key.options if not option.startswith("step=")]
-        step = result_key.step or 0
-        key = _key(number, manifest, result_key.protocol, result_key.length, step, result.windows_digest)
-        key |= {"under": " ".join(options), "text": result_key.data or "", "anchor": result_key.anchor}
+        key = {
+            "run": number,
+            "experiment": manifest.experiment,
+            "scheme": manifest.scheme,
+            "seed": manifest.seed,
+            "protocol": result_key.protocol,
+            "length": result_key.length,
+            "at_step": result_key.step or 0,
+            "windows_digest": result.windows_digest,
+            "under": " ".join(options),
+            "text": result_key.data or "",
+            "anchor": result_key.anchor,
+        }
         first, last = _ranges(protocol, columns)
         for metric, value, count in protocol.metrics(columns):
             counted = count > 0  # a row may have none of the targets of a metric, such as copyable ones
@@ -281,11 +291,6 @@ def _ranges(protocol: EvalProtocol, columns: Mapping[str, Any]) -> tuple[Any, An
     # Rows of whole windows have no range.
     zeros = np.zeros(len(columns[protocol.count_column]), np.int64)
     return zeros, zeros
-
-
-def _key(run: int, manifest: Manifest, protocol: str, length: int, at_step: int, digest: str) -> dict[str, Any]:
-    names = {"run": run, "experiment": manifest.experiment, "scheme": manifest.scheme, "seed": manifest.seed}
-    return {**names, "protocol": protocol, "length": length, "at_step": at_step, "windows_digest": digest}
 
 
 def _divergence(manifest: Manifest, status: str, loss: float, initial: float) -> str | None:

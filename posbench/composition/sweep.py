@@ -465,26 +465,23 @@ def check_folders(jobs: Sequence[Job]) -> None:
 
 def show_outcomes(outcomes: Sequence[Outcome], console: Console) -> None:
     """Print a table of losses, a row per scheme and a column per seed or the reverse, unless there is only one run."""
+    import pandas as pd
+
     if len(outcomes) < 2:
         return
-    losses: dict[str, dict[str, str]] = {}
+    losses: dict[str, dict[str, str]] = {}  # experiment and scheme ("" if it was refused) -> seed -> loss
     for outcome in outcomes:
-        run_label, _, seed = outcome.name.rpartition("/seed=")  # experiment and scheme; "" if it was refused
+        run_label, _, seed = outcome.name.rpartition("/seed=")
         loss = "failed" if outcome.error else f"{outcome.result.loss:.4f}"
-        losses.setdefault(run_label, {})[seed] = f"{loss}*" if outcome.was_finished else loss
+        losses.setdefault(run_label, {})[f"seed {seed}"] = f"{loss}*" if outcome.was_finished else loss
     has_tasks = any("data.task" in outcome.result.identity for outcome in outcomes if outcome.error is None)
-    seeds = list(dict.fromkeys(itertools.chain.from_iterable(losses.values())))
-    unit = "answer" if has_tasks else "token"
-    title = f"loss, nats/{unit}"
+    frame = pd.DataFrame(losses).fillna("")  # a row per seed
     # Many seeds need more columns than a terminal has.
-    if len(seeds) > max(MOST_SEED_COLUMNS, len(losses)):
-        table = plain_table(title, *losses)
-        for seed in seeds:
-            table.add_row(f"seed {seed}", *(by_seed.get(seed, "") for by_seed in losses.values()))
-    else:
-        table = plain_table(title, *(f"seed {seed}" for seed in seeds))
-        for run_label, by_seed in losses.items():
-            table.add_row(run_label, *(by_seed.get(seed, "") for seed in seeds))
+    if len(frame) <= max(MOST_SEED_COLUMNS, len(losses)):
+        frame = frame.T
+    table = plain_table(f"loss, nats/{'answer' if has_tasks else 'token'}", *frame)
+    for cells in frame.itertuples():
+        table.add_row(*cells)
     console.print(table)
     failed = sum(outcome.error is not None for outcome in outcomes)
     skipped = sum(outcome.was_finished for outcome in outcomes)

@@ -225,7 +225,7 @@ def _scorable(runs: Sequence[Run], by_name: bool, notice: Say) -> list[Run]:
     accepted_states = (FINISHED, UNREADABLE) if by_name else (FINISHED,)
     for run, state in states:
         if state not in accepted_states:
-            notice(f"{run.name} is {state}: skipped")
+            notice(f"{run.name} {state}: skipped")
     finished = [run for run, state in states if state in accepted_states]
     if not finished:
         raise ConfigError("none of these runs is finished: run their train command again to finish them")
@@ -245,7 +245,7 @@ def _requests(runs: Sequence[Run], request: Request, notice: Say) -> list[Reques
 
     Raises: ConfigError if no run has the options.
     """
-    from posbench.evaluation.subjects import check_options
+    from posbench.evaluation.subjects import positions_in_use
     from posbench.model.architecture import build_architecture
 
     requests = []
@@ -260,7 +260,7 @@ def _requests(runs: Sequence[Run], request: Request, notice: Say) -> list[Reques
                 if run.manifest.subject is None:
                     build_architecture(run.config_under(variant.under))
                 else:
-                    check_options(run, variant.under)
+                    positions_in_use(run, variant.under, run.config.train.context_length)
             requests.append(run_request)
         except ConfigError as error:
             requests.append(replace(run_request, under=()))

@@ -316,5 +316,6 @@ class _SubjectScorer(_Scorer):
         return subjects.changes_nothing(self.run, self.request.under, length)
 
     def model(self, length: int, device: Device) -> ScoredModel:
-        source = subjects.source_of(self.run)
-        return subjects.load_subject(source, self.request.under, length, device)
+        from posbench.huggingface.loading import load
+
+        return load(subjects.source_of(self.run), self.request.under, length, device)

@@ -38,7 +38,7 @@ from posbench.runs import FINISHED, Manifest, Run, run_folder
 from posbench.runs.finding import LAST_SUBJECTS, SUBJECTS, runs_named
 from posbench.runs.fingerprints import code_fingerprint, config_fingerprint, identity
 from posbench.runs.manifest import FORMAT, Fingerprints
-from posbench.system.device import Device, choose_device
+from posbench.system.device import choose_device
 from posbench.system.files import write_json, write_text
 from posbench.version import __version__
 
@@ -100,7 +100,7 @@ def _subject(path: Path, settings: Sequence[str], request: Request, runs_dir: Pa
     Raises: ConfigError if the model or its tokenizer cannot be read, or if a run of this name is of another model.
     """
     from posbench.huggingface.files import check_adapter
-    from posbench.huggingface.loading import Source, positions_under, versions
+    from posbench.huggingface.loading import Source, load, positions_under, versions
 
     if path.is_file() and path.suffix != ".gguf":
         raise ConfigError(f"{path} is a file of weights: give its folder, with config.json and tokenizer.json")
@@ -135,7 +135,7 @@ def _subject(path: Path, settings: Sequence[str], request: Request, runs_dir: Pa
     elif request.data is not None:
         config = replace(config, data=request.data)
     device = choose_device(replace(config.train, device=request.device, dtype=request.dtype))
-    model = load_subject(source, (), T, device)  # checks the tensors before any text is read
+    model = load(source, (), T, device)  # checks the tensors before any text is read
     console.out(f"{source.name}: preparing data={config.data.name}")
     corpus = prepare_held_out(config, console.out, whole=True)
     if Tokenizer.from_file(str(tokenizer)).token_to_id(str(corpus.tokenizer.id_to_token(corpus.bos_id))) is None:
@@ -263,23 +263,8 @@ def source_of(run: Run) -> Source:
     return source
 
 
-def load_subject(source: Source, options: Sequence[str], length: int, device: Device) -> ScoredModel:
-    """Return a model with changed options, for windows of `length` tokens.
-
-    Raises: ConfigError for tensors that do not fit.
-    """
-    from posbench.huggingface.loading import load
-
-    return load(source, options, length, device.dtype, device.torch)
-
-
-def check_options(run: Run, options: Sequence[str]) -> None:
-    """Raise ConfigError if a subject's model does not have these options."""
-    positions_in_use(run, options, run.config.train.context_length)
-
-
 def positions_in_use(run: Run, options: Sequence[str], length: int) -> ModelPositions:
-    """Return what a subject's layers do at `length` tokens, with changed options."""
+    """Return what a subject's layers do at `length` tokens. Raises: ConfigError for options that it does not have."""
     from posbench.huggingface.loading import positions_under
 
     return positions_under(source_of(run), options, length)

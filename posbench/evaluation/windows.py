@@ -57,11 +57,6 @@ def _evenly(number: int, total: int) -> np.ndarray:
     return (2 * np.arange(number) + 1) * total // (2 * max(1, number))
 
 
-def window_counts(split: Split, targets: np.ndarray) -> np.ndarray:
-    """Return how many windows each document has. Arguments: targets, each window's first, ascending."""
-    return np.bincount(split.document_of(targets), minlength=split.num_documents)
-
-
 def losses_of(
     model: ScoredModel,
     rows: np.ndarray,

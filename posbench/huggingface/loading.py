@@ -40,6 +40,7 @@ from posbench.model.decoder import ScoredModel
 from posbench.model.positions import ModelPositions, positions_of
 from posbench.schemes.building import with_options
 from posbench.schemes.rescaling import ROPE_TYPES, check_lists
+from posbench.system.device import Device
 from posbench.system.files import sum_of
 
 ADAPTER = 1  # version of this adapter; a change that may change a loss raises it
@@ -269,7 +270,7 @@ class Source:
         return is_tied and files.stores_another_head(files.weight_files(self.path))
 
 
-def load(source: Source, options: Sequence[str], length: int, dtype: torch.dtype, device: torch.device) -> ScoredModel:
+def load(source: Source, options: Sequence[str], length: int, device: Device) -> ScoredModel:
     """Return the model, with changed options of its rotations, for windows of `length` tokens.
 
     Arguments: options, such as `rescale=yarn`, whose factor is length / training length unless it is given.
@@ -277,12 +278,12 @@ def load(source: Source, options: Sequence[str], length: int, dtype: torch.dtype
     """
     if isinstance(source.config, _POSBENCH):
         # Our own decoder inside it reads rescalings from its scheme.
-        return _posbench_decoder(source, options, dtype, device)
+        return _posbench_decoder(source, options, device)
     config = copied_config(source)
     with _explained(source):
         methods = change_rotations(config, options, length, source.length or length, source.name)
     settings = json.dumps(rotations_in(config), sort_keys=True)  # tells changed configurations apart
-    model = _load(source, config, settings, dtype, device)
+    model = _load(source, config, settings, device)
     wrong: list[str] = []
     # A class whose layers cannot be watched one by one is not compared.
     with suppress(KeyError, TypeError, ValueError, RuntimeError, IndexError):
@@ -309,13 +310,13 @@ def positions_under(source: Source, options: Sequence[str], length: int) -> Mode
 _POSBENCH = PosbenchForCausalLM.config_class
 
 
-def _posbench_decoder(source: Source, options: Sequence[str], dtype: torch.dtype, device: torch.device) -> ScoredModel:
-    # Weights stay float32; `dtype` is the type of the activations, as in training.
+def _posbench_decoder(source: Source, options: Sequence[str], device: Device) -> ScoredModel:
+    # Weights stay float32; the device's dtype is the type of the activations, as in training.
     config: Any = copied_config(source)
     config.scheme = with_options(config.scheme, options)
     model = from_pretrained(source, config, torch.float32)
-    decoder = model.decoder.to(device)
-    decoder.compute_dtype = dtype
+    decoder = model.decoder.to(device.torch)
+    decoder.compute_dtype = device.dtype
     return decoder
 
 
@@ -330,19 +331,17 @@ class _Loaded:
     model: SubjectModel | None = None
 
 
-def _load(
-    source: Source, config: PreTrainedConfig, settings: str, dtype: torch.dtype, device: torch.device
-) -> SubjectModel:
+def _load(source: Source, config: PreTrainedConfig, settings: str, device: Device) -> SubjectModel:
     """Return the model, which stays loaded until another one is asked for.
 
     So one command loads a model once, for its check and all its lengths. Arguments: settings, the changed rotations.
     """
-    key = (source.path.resolve(), source.digest, source.config_digest, settings, dtype, device)
+    key = (source.path.resolve(), source.digest, source.config_digest, settings, device.dtype, device.torch)
     if _Loaded.key != key or _Loaded.model is None:
         # The last model goes before the next one comes, so that memory holds one.
         _Loaded.key, _Loaded.model = (), None
-        model = from_pretrained(source, config, dtype)
-        _Loaded.key, _Loaded.model = key, SubjectModel(model.to(device).eval())
+        model = from_pretrained(source, config, device.dtype)
+        _Loaded.key, _Loaded.model = key, SubjectModel(model.to(device.torch).eval())
     return _Loaded.model
 
 

@@ -199,11 +199,6 @@ def put_weights(model: nn.Module, weights: dict[str, Tensor], fresh: Set[str] = 
                 parameter.copy_(weights[name])
 
 
-def weights_of(model: nn.Module) -> dict[str, Tensor]:
-    """Return every parameter by name, shared ones once."""
-    return {name: p.detach() for name, p in model.named_parameters()}
-
-
 def _folders(folder: Path) -> list[Path]:
     # All checkpoints in `folder`, the newest first, without checking them.
     if not folder.is_dir():

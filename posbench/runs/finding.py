@@ -130,7 +130,7 @@ def pack_experiment(experiment: Path, output: Path | None, notice: Say, weights:
         if state == FINISHED:
             runs[name] = run
         else:
-            notice(f"{run.name} is {state}: skipped")
+            notice(f"{run.name} {state}: skipped")
     if not runs:
         raise ConfigError(f"{experiment} has no finished run to pack: train one first")
     # Runs of a search are one folder deeper, in their rate's.

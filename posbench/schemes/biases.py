@@ -281,7 +281,7 @@ class GrapeAp(Scheme):
 
     def prepare(self, pos: Tensor, length: int) -> Turn:
         angles = pos.double()[..., None]
-        return Turn(angles.cos(), angles.sin())
+        return Turn.of(angles)
 
     def gate(self, x: Tensor, pos: Turn) -> Tensor:
         """Return p = W_h x of each token, then p / rms(p) rotated by its position: [B, H, T, 2 P]."""

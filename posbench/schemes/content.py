@@ -131,7 +131,7 @@ class TransformerXL(Scheme):
     def prepare(self, pos: Tensor, length: int) -> Turn:
         """Return cosines and sines of `p * 10000 ** (-2t / channels)` at positions p, [T, channels / 2] float64."""
         angles = pos.to(torch.float64)[..., None] * inverse_frequencies(self.matrix.shape[1], 10000.0, pos.device)
-        return Turn(angles.cos(), angles.sin())
+        return Turn.of(angles)
 
     def q(self, x: Tensor, pos: Turn) -> Tensor:
         u, v = (vectors.to(x.dtype)[:, None] for vectors in (self.content, self.position))  # [H, 1, D]

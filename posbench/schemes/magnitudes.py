@@ -87,7 +87,7 @@ class Pope(Scheme):
         D = self.shape.head_dim
         inv_freq = self.base ** (-torch.arange(D, dtype=torch.float64, device=pos.device) / D)
         angles = pos.to(torch.float64)[..., None] * inv_freq
-        return Turn(angles.cos(), angles.sin())
+        return Turn.of(angles)
 
     def q(self, x: Tensor, pos: Turn) -> Tensor:
         wide = torch.promote_types(x.dtype, torch.float32)

@@ -69,6 +69,17 @@ class KeyOffset(PartialRotary):
 SITES = ("hidden", "q", "k", "v", "o")
 
 
+def _convolving(site: str) -> Any:
+    # Return the hook of Canon at a site.
+    def hook(self: Canon, x: Tensor, pos: Any, earlier: Earlier) -> Tensor:
+        if site not in self.sites:
+            return x
+        weight = getattr(self, f"{site}_weight")  # [C, width] or [heads, 1, D, width]
+        return as_dtype(convolved(earlier, weight, residual=1.0), x.dtype)
+
+    return hook
+
+
 class Canon(Scheme):
     """Canon layers: add `sum_{n=0..width-1} w_n x_{t-n}` to x_t, with a number w_n for each channel and layer.
 
@@ -105,26 +116,8 @@ class Canon(Scheme):
     def acts_on(self) -> frozenset[str]:
         return self.sites
 
-    def hidden(self, x: Tensor, pos: Any, earlier: Earlier) -> Tensor:  # type: ignore[override]
-        return self._convolved("hidden", x, earlier)
-
-    def q(self, x: Tensor, pos: Any, earlier: Earlier) -> Tensor:  # type: ignore[override]
-        return self._convolved("q", x, earlier)
-
-    def k(self, x: Tensor, pos: Any, earlier: Earlier) -> Tensor:  # type: ignore[override]
-        return self._convolved("k", x, earlier)
-
-    def v(self, x: Tensor, pos: Any, earlier: Earlier) -> Tensor:  # type: ignore[override]
-        return self._convolved("v", x, earlier)
-
-    def o(self, x: Tensor, pos: Any, earlier: Earlier) -> Tensor:  # type: ignore[override]
-        return self._convolved("o", x, earlier)
-
-    def _convolved(self, site: str, x: Tensor, earlier: Earlier) -> Tensor:
-        if site not in self.sites:
-            return x
-        weight = getattr(self, f"{site}_weight")  # [C, width] or [heads, 1, D, width]
-        return as_dtype(convolved(earlier, weight, residual=1.0), x.dtype)
+    hidden, q, k = _convolving("hidden"), _convolving("q"), _convolving("k")
+    v, o = _convolving("v"), _convolving("o")
 
     def flops_per_token(self, length: int) -> float:
         return 2.0 * sum(parameter.numel() for parameter in self.parameters())

@@ -30,6 +30,11 @@ class Turn(NamedTuple):
     cos: Tensor
     sin: Tensor
 
+    @classmethod
+    def of(cls, angles: Tensor) -> Turn:
+        """Return the cosines and sines of `angles`, radians."""
+        return cls(angles.cos(), angles.sin())
+
 
 class TemperedTurn(NamedTuple):
     """Cosines and sines of the rotation angles, and YaRN's factor for each channel of q, [D]."""
@@ -42,7 +47,7 @@ class TemperedTurn(NamedTuple):
 
 def rotate(x: Tensor, angles: Tensor, inverse: bool = False) -> Tensor:
     """Return x [..., T, D] with channel pairs (t, t + D/2) rotated by `angles` [T, D/2] radians, back if `inverse`."""
-    return turn(x, Turn(angles.cos(), angles.sin()), inverse)
+    return turn(x, Turn.of(angles), inverse)
 
 
 def turn(x: Tensor, cos_sin: Turn | TemperedTurn, inverse: bool = False) -> Tensor:
@@ -191,7 +196,7 @@ class Rotary(Scheme):
         angles = self.angles(pos, length)
         # Subclasses may change norms in other ways, without a rescaling.
         if self.keeps_norms or self.rescaling is None:
-            return Turn(angles.cos(), angles.sin())
+            return Turn.of(angles)
         temperature = angles.new_ones(self.shape.head_dim)
         temperature[: self.width] = self.rescaling.temperature(length)  # transformers leaves the other channels
         return TemperedTurn(angles.cos(), angles.sin(), temperature)

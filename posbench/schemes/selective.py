@@ -48,7 +48,7 @@ class Repo(Scheme):
     def locate(self, pos: Any, gates: Any) -> Turn:
         z = gates.at_query
         angles = z * inverse_frequencies(self.shape.head_dim, self.base, z.device)
-        return Turn(angles.cos(), angles.sin())
+        return Turn.of(angles)
 
     def q(self, x: Tensor, pos: Turn) -> Tensor:
         return turn(x, pos)
@@ -113,7 +113,7 @@ class SelectiveRope(Scheme):
         per_token = per_token.repeat_interleave(selected.shape[1] // Hkv, dim=0)  # [heads, 1, D/2]
         turns = pos.double()[..., None] * per_token + selected  # [B, heads, T, D/2]
         angles = turns * self.frequency_bits.view(torch.float64)
-        return Turn(angles.cos(), angles.sin())
+        return Turn.of(angles)
 
     def q(self, x: Tensor, pos: Turn) -> Tensor:
         return turn(x, pos)

@@ -26,7 +26,7 @@ from torch import device as TorchDevice
 from torch import dtype as DType
 
 from posbench.config import ConfigError, TrainConfig
-from posbench.system.matmul import product
+from posbench.system.matmul import cpu_info, product
 
 # Dense bf16 rates from the makers' datasheets, FLOP/s, for SXM parts (an H100 for PCIe has 756e12). MFU is usually
 # quoted against these.
@@ -136,7 +136,7 @@ def choose_device(config: TrainConfig, local_rank: int = 0, processes: int = 1) 
         else:
             # bf16 products take a tenth of the time with AMX, more than half without, eight times as long on old CPUs.
             # The flag decides and not a trial, so that runs to be compared or resumed have one format.
-            is_fast = "amx_bf16" in _cpu_info()
+            is_fast = "amx_bf16" in cpu_info()
         dtype = torch.bfloat16 if is_fast else torch.float32
     else:
         dtype = getattr(torch, config.dtype)
@@ -172,15 +172,8 @@ def gpu_of_process(count: int) -> int:
     return next(iter(_held), os.getpid() % count)
 
 
-def _cpu_info() -> str:
-    info = Path("/proc/cpuinfo")
-    if not info.is_file():
-        return ""
-    return info.read_text(encoding="utf-8", errors="replace")
-
-
 def _cpu_name() -> str:
-    for line in _cpu_info().splitlines():
+    for line in cpu_info().splitlines():
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()

@@ -12,16 +12,17 @@ from torch import Tensor
 from posbench.system.plain import is_plain
 
 
-def _is_made_by(maker: str) -> bool:
+def cpu_info() -> str:
+    """Return what Linux says about the processor; "" elsewhere."""
     info = Path("/proc/cpuinfo")
-    return info.is_file() and maker in info.read_text(encoding="utf-8", errors="replace")
+    return info.read_text(encoding="utf-8", errors="replace") if info.is_file() else ""
 
 
 # torch multiplies float32 matrices by MKL, which on AMD processors runs only AVX2 code. oneDNN, which torch also has,
 # runs AVX-512 there: 250 instead of 111 GFLOP/s on a core of a Zen 5 (docs/internals/speed.md).
 _HAS_AVX512 = torch.backends.cpu.get_cpu_capability() == "AVX512"
-IS_INTEL = _is_made_by("GenuineIntel")
-ONEDNN_IS_FASTER = _is_made_by("AuthenticAMD") and _HAS_AVX512 and torch.backends.mkldnn.is_available()
+IS_INTEL = "GenuineIntel" in cpu_info()
+ONEDNN_IS_FASTER = "AuthenticAMD" in cpu_info() and _HAS_AVX512 and torch.backends.mkldnn.is_available()
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import NoReturn
 
 from posbench.config import ConfigError
@@ -78,9 +78,7 @@ class StopSignals:
             self._previous_handlers = {number: signal.signal(number, self._receive) for number in _numbers()}
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for number, handler in self._previous_handlers.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
 
@@ -135,10 +133,8 @@ class CommandSignals(StopSignals):
         super().__enter__()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        super().__exit__(kind, error, trace)
+    def __exit__(self, *_: object) -> None:
+        super().__exit__(*_)
         self._lock.close()
 
     def _receive(self, number: int, frame: FrameType | None) -> None:

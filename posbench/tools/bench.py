@@ -17,7 +17,7 @@ from posbench.composition.compose import compose
 from posbench.config import Config
 from posbench.data import Batch, Problems, vocab_size
 from posbench.model.decoder import Decoder, build_model
-from posbench.model.size import cache_per_token, num_parameters, training_flops_per_token
+from posbench.model.size import cache_per_token, training_flops_per_token
 from posbench.system.console import plain_table
 from posbench.system.device import Device, choose_device, keep_freed_memory, matmul_rate
 from posbench.system.torch_internals import allow_recompiles
@@ -31,7 +31,13 @@ class TimedScheme:
 
     def __init__(self, config: Config, device: Device, model: Decoder) -> None:
         self.device = device
-        self.sizes = sizes_of(model)  # before training moves the model from the CPU
+        architecture = model.architecture
+        # Counted before training moves the model from the CPU.
+        self.sizes: dict[str, float] = {
+            "parameters": sum(parameter.numel() for parameter in model.parameters()),
+            "flops_per_token": training_flops_per_token(architecture, model.embedding.num_embeddings),
+            "cache_per_token": cache_per_token(architecture),
+        }
         self.step = TrainingStep(config, model, device)
         self.batch = batch_of(config, model.embedding.num_embeddings, device)
         self.tokens_per_step = config.train.tokens_per_step
@@ -98,19 +104,21 @@ def contenders(words: Sequence[str], schemes: Sequence[str]) -> dict[str, list[s
     return timed
 
 
-def bench_training(words: Sequence[str], schemes: Sequence[str], rounds: int, steps: int) -> dict[str, Any]:
-    """Time the training step of each scheme and return what was measured.
+def bench(
+    words: Sequence[str], schemes: Sequence[str], rounds: int, steps: int, console: Console
+) -> dict[str, dict[str, Any]]:
+    """Time the training step of each scheme, print a table, and return what was measured.
 
     Arguments: words, overrides that choose the model and the batch; rounds, how often each scheme is timed, in turn;
     steps, training steps per turn.
-    Returns: device, matrix-product rate (FLOP/s), and for each scheme its sizes, the medians of tokens per second and
-    of the ratio to the first scheme, and MFU.
+    Returns: for each scheme its sizes, the medians of tokens per second and of the ratio to the first scheme, and MFU.
+    Raises: ConfigError if an override is refused.
     """
     keep_freed_memory()
     torch.compiler.reset()
     allow_recompiles(8 * len(schemes) + 8)  # each scheme compiles its own block
     configs = {name: compose(contender) for name, contender in contenders(words, schemes).items()}
-    first = next(iter(configs.values()))
+    first_name, first = next(iter(configs.items()))
     device = choose_device(first.train)
     entries = vocab_size(first)
     timed_schemes = {
@@ -121,51 +129,18 @@ def bench_training(words: Sequence[str], schemes: Sequence[str], rounds: int, st
     for _ in range(rounds):
         matmul_rates.append(matmul_rate(device))
         for timed in timed_schemes.values():
-            timed.measure(steps, next(iter(timed_schemes.values())))
-    return {
-        "device": device.describe(),
-        "model": first.model.name,
-        "vocab_size": entries,
-        "context_length": first.train.context_length,
-        "batch_size": first.train.batch_size,
-        "rounds": rounds,
-        "steps_a_round": steps,
-        "matmul_flops_per_second": median(matmul_rates),
-        "schemes": {name: timed.figures(median(matmul_rates)) for name, timed in timed_schemes.items()},
-    }
-
-
-def sizes_of(model: Decoder) -> dict[str, float]:
-    """Return parameters, training FLOPs and cached numbers per token, computed from the architecture."""
-    architecture, entries = model.architecture, model.embedding.num_embeddings
-    return {
-        "parameters": sum(num_parameters(architecture, entries).values())
-        + sum(parameter.numel() for parameter in architecture.scheme.parameters()),
-        "flops_per_token": training_flops_per_token(architecture, entries),
-        "cache_per_token": cache_per_token(architecture),
-    }
-
-
-def bench(
-    words: Sequence[str],
-    schemes: Sequence[str],
-    rounds: int,
-    steps: int,
-    console: Console,
-) -> None:
-    """Time the training step of each scheme and print a table. Raises: ConfigError if an override is refused."""
-    result = bench_training(words, schemes, rounds, steps)
-    device = result["device"]
-    compiled = "compiled" if device["compiled"] else "not compiled"
-    gflops = result["matmul_flops_per_second"] / 1e9  # GFLOP/s
-    first = next(iter(result["schemes"]))
-    console.print(f"{device['name']}, {device['dtype']}, {compiled}, {device['threads']} threads")
+            timed.measure(steps, timed_schemes[first_name])
+    about = device.describe()
+    compiled = "compiled" if about["compiled"] else "not compiled"
+    console.print(f"{about['name']}, {about['dtype']}, {compiled}, {about['threads']} threads")
     console.print(
-        f"model {result['model']}, context {result['context_length']}, batch {result['batch_size']}; "
-        f"matmul {gflops:,.0f} GFLOP/s; ratio: speed over that of {first}, timed just before (its own shows the noise)"
+        f"model {first.model.name}, context {first.train.context_length}, batch {first.train.batch_size}; "
+        f"matmul {median(matmul_rates) / 1e9:,.0f} GFLOP/s; ratio: speed over that of {first_name}, timed just before "
+        "(its own shows the noise)"
     )
     table = plain_table("scheme", "tokens/s", "ratio", "MFU", "parameters", "cache\na token")
-    for name, figures in result["schemes"].items():
+    measured = {name: timed.figures(median(matmul_rates)) for name, timed in timed_schemes.items()}
+    for name, figures in measured.items():
         table.add_row(
             name,
             f"{figures['tokens_per_second']:,.0f}",
@@ -175,3 +150,4 @@ def bench(
             f"{figures['cache_per_token']:,.0f}",
         )
     console.print(table)
+    return measured

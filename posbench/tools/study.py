@@ -11,17 +11,14 @@ from __future__ import annotations
 
 import math
 import re
-import threading
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from posbench.analysis.comparison import build
 from posbench.analysis.reading import read_runs
@@ -30,13 +27,13 @@ from posbench.analysis.verdict import Judgement, judge
 from posbench.composition.compose import compose, quoted
 from posbench.composition.sweep import SweepJob, run_application
 from posbench.config import Config, ConfigError
-from posbench.config.units import count_of, duration, number, short_count
+from posbench.config.units import count_of, duration, short_count
 from posbench.evaluation.command import evaluate_runs
 from posbench.evaluation.request import Request
 from posbench.reporting.page import paragraph
 from posbench.reporting.report import report
 from posbench.reporting.text import words as listed
-from posbench.runs import FINISHED, Manifest, find_runs, run_at
+from posbench.runs import FINISHED, Manifest, run_at
 from posbench.runs.finding import pack_experiment, search_folder
 from posbench.runs.pack import free_name
 from posbench.system.console import console as new_console
@@ -50,7 +47,6 @@ from posbench.verify import verify
 SEEDS = (8, 5, 3)  # numbers of seeds at the kept rates, of which a budget chooses the largest that it can
 LEAST_STEPS = 200  # of a run, that a budget must allow
 SHARE = 0.65  # of a budget that training steps may take; validation, scoring and the report take the rest
-SECONDS_BETWEEN_LOOKS, SECONDS_BETWEEN_LINES = 5.0, 60.0  # at the runs; in a log, without a terminal
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
@@ -109,25 +105,20 @@ def study(
         return 1
     launcher = ["hydra/launcher=joblib", f"hydra.launcher.n_jobs={jobs}"]
     asked = {"place": place, "against": list(against), "budget": budget, "words": list(words)}
-    chosen, planned = _planned(this, asked, available, jobs, console)
-    planned_words = [*this.words, *chosen]
-    with _progress(this, planned):
-        sweep = ["-m", *planned_words, *launcher, this.schemes_word, f"seed={','.join(map(str, range(FIRST_SEEDS)))}"]
-        with suppress(Died):  # raised if all runs died
-            run_application("posbench study", sweep, SweepJob(_job, _nothing, lambda at: run_at(at).is_finished))
-        tune([*planned_words, *launcher, this.schemes_word], _job, _nothing, new_console(quiet=True))
-        compared, _ = choose_rates(read_runs([this.folder], None, console)[0])
-        finished = compared[compared["status"] == FINISHED]
-        evaluate_runs([run_at(path) for path in finished["path"]], Request(jobs=jobs), new_console(quiet=True))
+    planned_words = [*this.words, *_planned(this, asked, available, jobs, console), *launcher, this.schemes_word]
+    first_seeds = ",".join(map(str, range(FIRST_SEEDS)))
+    with suppress(Died):  # raised if all runs died
+        screen = SweepJob(_job, say, lambda at: run_at(at).is_finished)
+        run_application("posbench study", ["-m", *planned_words, f"seed={first_seeds}"], screen)
+    tune(planned_words, _job, say, new_console(quiet=True))
+    compared, _ = choose_rates(read_runs([this.folder], None, console)[0])
+    finished = compared[compared["status"] == FINISHED]
+    evaluate_runs([run_at(path) for path in finished["path"]], Request(jobs=jobs), new_console(quiet=True))
     return _conclude(this, command, console)
 
 
 def _job(config: Config) -> Manifest:
     return train(config, new_console(quiet=True)).manifest
-
-
-def _nothing(text: str) -> None:
-    """Print nothing: the study has one bar for everything."""
 
 
 # ---------------------------------------------------------------- the plan
@@ -141,10 +132,8 @@ def _time_of(budget: str) -> float:
     return SHARE * float(match[1]) * _UNITS[match[2]]
 
 
-def _planned(
-    this: Study, asked: Mapping[str, Any], available: float, jobs: int, console: Console
-) -> tuple[list[str], Plan]:
-    """Return the words for tokens and seeds, and their plan, which is printed.
+def _planned(this: Study, asked: Mapping[str, Any], available: float, jobs: int, console: Console) -> list[str]:
+    """Return the words for tokens and seeds, and print their plan.
 
     Arguments: asked, what the command asks for; available, seconds for training steps, 0 without a budget.
     Raises: ConfigError if this folder has another study.
@@ -172,7 +161,7 @@ def _planned(
     console.out(f"about {duration(seconds / SHARE)} here, {jobs} at a time")
     console.out(f"it finds gaps of {planned.detectable}")
     write_json(file, record)
-    return list(record["chosen"]), planned
+    return list(record["chosen"])
 
 
 def _seconds(planned: Plan, jobs: int) -> float:
@@ -204,51 +193,6 @@ def _chosen(planned: Plan, seconds: float, available: float, words: Sequence[str
         minutes = math.ceil(least * each * runs_per_scheme(SEEDS[-1]) / SHARE / 60)
         raise ConfigError(f"--budget is too short for a search: give {minutes}m or more")
     return chosen
-
-
-# ---------------------------------------------------------------- while it trains
-
-
-@contextmanager
-def _progress(this: Study, planned: Plan) -> Iterator[None]:
-    # Show one bar over all runs, or lines in a log, with the gaps so far: nothing is tested before the end.
-    output, stop = new_console(stderr=True), threading.Event()
-    columns = TextColumn("{task.description}", markup=False), BarColumn(bar_width=None), TimeRemainingColumn()
-    bar = Progress(*columns, console=output, transient=True, disable=not output.is_terminal)
-    task, last_line = bar.add_task(this.scheme, total=planned.tokens_in_all), time.monotonic()
-
-    def look() -> None:
-        nonlocal last_line
-        while not stop.wait(SECONDS_BETWEEN_LOOKS):
-            tokens, text = _so_far(this)
-            bar.update(task, completed=tokens, description=text)
-            if bar.disable and time.monotonic() - last_line > SECONDS_BETWEEN_LINES:
-                output.out(f"{tokens / planned.tokens_in_all:.0%} trained; {text}")
-                last_line = time.monotonic()
-
-    thread = threading.Thread(target=look, daemon=True)
-    with bar:
-        thread.start()
-        try:
-            yield
-        finally:
-            stop.set()
-            thread.join()
-
-
-def _so_far(this: Study) -> tuple[int, str]:
-    """Return the tokens that were trained on, and the gap to each baseline at the best rates so far, as text."""
-    tokens, texts = 0, []
-    # A run may be writing its file, or no run has finished yet.
-    with suppress(ConfigError, OSError, ValueError, KeyError):
-        for run in [*find_runs(this.folder), *find_runs(search_folder(this.folder))]:
-            tokens += run.logged[-1]["tokens"] if run.logged else 0
-        runs, _ = choose_rates(read_runs([this.folder], None, new_console(quiet=True))[0])
-        losses = runs.pivot_table(index="seed", columns="scheme", values="loss")
-        for baseline in this.baselines:
-            gaps = (losses[this.scheme] - losses[baseline]).dropna()
-            texts.append(f"{number(gaps.mean(), sign=True)} to {baseline} ({count_of(len(gaps), 'seed')})")
-    return tokens, f"{this.scheme} so far: {', '.join(texts) or 'no gap yet'}"
 
 
 # ---------------------------------------------------------------- the end

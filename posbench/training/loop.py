@@ -550,7 +550,7 @@ class Training:
             checkpoint.save(
                 self.run.path / "checkpoints",
                 self.state.steps_done,
-                checkpoint.weights_of(self.step.model),
+                dict(self.step.model.named_parameters()),
                 self.step.optimizer.state(),
                 (self.run.path / "metrics.jsonl").read_bytes(),
                 {**self.state.saved(), "manifest": asdict(self.manifest)},

@@ -162,7 +162,7 @@ def test_a_place_that_cannot_be_written_is_named(posbench, runs, short, argument
     file = Path.cwd() / "file"
     file.touch()
     files_before = snapshot(Path.cwd())
-    for work in ("posbench.tools.bench.bench_training", "posbench.reporting.figures.draw_all"):
+    for work in ("posbench.tools.bench.bench", "posbench.reporting.figures.draw_all"):
         monkeypatch.setattr(work, None)  # it is refused before
     command, *arguments = [word.format(file) for word in arguments]
     result = posbench(command, *(short if command == "train" else []), *arguments)

@@ -9,10 +9,11 @@ from posbench.config import ConfigError
 from posbench.huggingface.loading import Source, load, positions_under
 from posbench.model.decoder import build_model
 from posbench.runs.start import start_of
+from posbench.system.device import Device
 from tests.huggingface.test_from_folder import ROPE, WINDOW, YARN, composed, edit
 from tests.refusals import refuses
 
-CPU = torch.device("cpu")
+CPU = Device(torch.device("cpu"), torch.float32, compiled=False)
 TRAINED = 48  # tokens
 SIZES = {
     "vocab_size": 97,
@@ -85,7 +86,7 @@ def scored(model, read, last=None):
 
 
 def subject(source, *options, length=100):
-    return load(source, options, length, torch.float32, CPU)
+    return load(source, options, length, CPU)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -1,6 +1,7 @@
 """`posbench bench` times schemes, and optimizers if several are named."""
 
-from posbench.tools.bench import bench_training, contenders
+from posbench.system.console import console
+from posbench.tools.bench import bench, contenders
 
 
 def test_each_scheme_is_timed_with_each_optimizer():
@@ -12,5 +13,5 @@ def test_each_scheme_is_timed_with_each_optimizer():
         for optimizer in ("adamw", "muon")
     }
     sizes = ["model.num_layers=1", "train.context_length=16", "train.batch_size=2", "train.compile=false"]
-    timed = bench_training([*words, *sizes], ["nope"], rounds=1, steps=1)["schemes"]
+    timed = bench([*words, *sizes], ["nope"], 1, 1, console(quiet=True))
     assert list(timed) == ["nope adamw", "nope muon"] and timed["nope muon"]["step_to_first"] > 0

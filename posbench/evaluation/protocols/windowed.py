@@ -11,7 +11,7 @@ import numpy as np
 from posbench.config import ConfigError, EvaluationConfig
 from posbench.data import Split
 from posbench.evaluation.protocols.protocol import Advance, EvalProtocol, Scored
-from posbench.evaluation.windows import Window, choose_evenly, losses_of, tabulate_windows, too_long, window_counts
+from posbench.evaluation.windows import Window, choose_evenly, losses_of, tabulate_windows, too_long
 
 if TYPE_CHECKING:
     from posbench.model.decoder import ScoredModel
@@ -71,5 +71,6 @@ def stretches(split: Split, size: int, length: int, settings: EvaluationConfig) 
         )
     begins = np.arange(0, scorable - size + 1, size)
     # A stretch belongs to the document of its first target.
-    chosen = begins[choose_evenly(window_counts(split, begins + 1), settings.max_tokens // size)]
+    counts = np.bincount(split.document_of(begins + 1), minlength=split.num_documents)
+    chosen = begins[choose_evenly(counts, settings.max_tokens // size)]
     return [Window(int(begin) + n * length, length, length) for begin in chosen for n in range(size // length)]
