@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from posbench.analysis.statistics import Floats, document_error, interval_of
 from posbench.analysis.table import where
 from posbench.config import ConfigError
 from posbench.evaluation.protocols import PROTOCOLS, VALIDATION
+from posbench.runs import Run
 from posbench.runs.results import MARKS
 
 _PLACE = ["protocol", "text", "metric", "length", "under", "first", "last"]
@@ -129,9 +131,18 @@ def _leave_out(
     if text:
         words = ("--data", text, *words)
     listed = ",".join(map(str, scored or lengths))
-    command = ["posbench eval", *dict.fromkeys(runs["experiment"]), "--protocol", protocol, "--length", listed, *words]
+    command = ["posbench eval", *experiments_of(runs), "--protocol", protocol, "--length", listed, *words]
     line = f"{protocol} at {', '.join(map(str, lengths))} {reason} (`{' '.join(command)}` scores it)."
     holes.setdefault(place, []).append(line)
+
+
+def experiments_of(runs: pd.DataFrame) -> list[str]:
+    """Return the names by which commands find these runs: those of a search are in `demo-tune`."""
+    names = []
+    for experiment, path in zip(runs["experiment"], runs["path"], strict=True):
+        is_searched = Run(Path(path)).searched_experiment is not None
+        names.append(f"{experiment}-tune" if is_searched else experiment)
+    return list(dict.fromkeys(names))
 
 
 def means(rows: pd.DataFrame, columns: Sequence[str]) -> pd.Series:
@@ -162,11 +173,16 @@ def on_the_same_targets(
         anchor = max(shared.index)
         same_targets = group[group["anchor"] == anchor]
         chosen.append(same_targets)
-        other_lengths = sorted(set(group["length"]) - set(same_targets["length"]))
-        if other_lengths:
-            reason = f"is left out: it was scored on other targets than {anchor} tokens"
-            to_score = sorted({*other_lengths, *same_targets["length"], anchor})
-            _leave_out(holes, runs, (str(protocol), str(text)), other_lengths, reason, scored=to_score)
+        reason = f"is left out: it was scored on other targets than {anchor} tokens"
+        for under, as_scored in group.groupby("under", observed=True):
+            kept = same_targets[same_targets["under"] == under]["length"]
+            other_lengths = sorted(set(as_scored["length"]) - set(kept))
+            options = [option for option in str(under).split() if option not in MARKS]
+            # Marks alone are not scored by a command.
+            if other_lengths and (options or not under):
+                to_score = sorted({*other_lengths, *same_targets["length"], anchor})
+                words = [f"--under {option}" for option in options]
+                _leave_out(holes, runs, (str(protocol), str(text)), other_lengths, reason, *words, scored=to_score)
     if not chosen:
         return rows
     return pd.concat(chosen)

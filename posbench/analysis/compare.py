@@ -11,9 +11,8 @@ from posbench.analysis.comparison import Comparison, SeedComparison, build
 from posbench.analysis.options import MARGIN
 from posbench.analysis.setups import compare_setups, has_setups
 from posbench.analysis.subjects import compare_models
-from posbench.analysis.table import config_of, settings_of
+from posbench.analysis.table import check_columns, config_of, with_defaults
 from posbench.analysis.tasks import compare_tasks
-from posbench.config import ConfigError
 from posbench.config.units import group_text
 
 
@@ -45,7 +44,8 @@ def _groups(
         paths = summary.groupby("fingerprint.data")["path"].first()
         texts = {fingerprint: config_of(str(path))["data"]["name"] for fingerprint, path in paths.items()}
         summary = summary.assign(**{"data.name": summary["fingerprint.data"].map(texts)})
-    _check_columns(summary, columns)
+    check_columns(summary, columns)
+    summary = with_defaults(summary, columns)
     # Each group then has one rate, so no search chooses between rates.
     if "train.lr" in columns:
         summary = summary.assign(searched=False)
@@ -70,13 +70,3 @@ def best_groups(groups: Sequence[SeedComparison]) -> pd.DataFrame:
     best = pd.DataFrame({"loss": means.min(axis=1), "group": means.idxmin(axis=1), "groups": means.notna().sum(axis=1)})
     ends = means.apply(lambda row: [row.first_valid_index(), row.last_valid_index()], axis=1, result_type="expand")
     return best.assign(is_at_edge=ends.eq(best["group"], axis=0).any(axis=1))
-
-
-def _check_columns(summary: pd.DataFrame, columns: list[str]) -> None:
-    known = ["experiment", "tokens", "parameters", "dtype", *settings_of(summary)]
-    for column in columns:
-        if column not in known or summary[column].isna().all():
-            # Settings of schemes differ anyway, so they are no help.
-            varied = [c for c in known if summary[c].astype(str).nunique() > 1 and not c.startswith("scheme.")]
-            differ = ", ".join(varied) or "nothing but the scheme and the seed"
-            raise ConfigError(f"--by {column!r} is not a column of these runs; they differ in {differ}")

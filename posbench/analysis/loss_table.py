@@ -112,7 +112,7 @@ def compare_table(file: Path, baseline: str | None, margin: float, size: int = 0
         shared = losses[[scheme, baseline]].dropna()
         alone = losses[scheme].dropna().index.difference(shared.index)
         left_out += [f"{scheme} seed {seed}: {baseline} has no such seed" for seed in alone]
-        if len(shared) < FEWEST_SEEDS:
+        if len(shared) < FEWEST_SEEDS and not {scheme, baseline} & failed.keys():
             raise ConfigError(
                 f"{file}: {scheme} and {baseline} share {count_of(len(shared), 'seed')}, a test needs {FEWEST_SEEDS}"
             )
@@ -176,6 +176,8 @@ def _at_best_rates(final: pd.DataFrame, file: Path) -> tuple[pd.DataFrame, pd.Da
                 "give every scheme two or more, with the same seeds, or keep one each"
             )
         best, other = means.index[:2]
+        if losses[[best, other]].dropna(how="all").isna().any(axis=None):
+            raise ConfigError(f"{file}: {scheme} has other seeds at lr {best:g} than at {other:g}: give both the same")
         parts.append(runs[runs["lr"] == best])
         second[str(scheme)] = losses[other]
     return pd.concat(parts), pd.DataFrame(second), []

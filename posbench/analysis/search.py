@@ -9,6 +9,7 @@ planned number of seeds (`experiment.planned_seeds`).
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,13 +19,15 @@ import pandas as pd
 
 from posbench.analysis.agreement import finished_runs
 from posbench.analysis.table import config_of
+from posbench.config import ConfigError
 from posbench.config.fields import PLANNED_SEEDS
-from posbench.runs import Run, find_runs
+from posbench.runs import DIED, FINISHED, Run, find_runs
 from posbench.runs.finding import search_folder
 
 FIRST_PILOT = 1000  # runs from this seed on chose rates on other text, before searches were scored
 NUM_RATES, FIRST_SEEDS, KEPT = 5, 2, 2
 FACTOR = 2.0  # ratio of neighbouring rates
+_OVER = (FINISHED, DIED)
 _RATE_FOLDER = r"lr=[0-9.]+(e-?[0-9]+)?"  # name of the experiment whose runs have one rate
 
 
@@ -162,13 +165,20 @@ def with_searches(places: Iterable[str | Path]) -> list[Path]:
     for place in map(Path, places):
         experiment = place.with_suffix("") if place.suffix == ".zip" else place
         folder = search_folder(experiment)
-        is_searched = any(run.manifest.seed < FIRST_PILOT for run in find_runs(folder))  # not only by old pilots
+        is_searched = any(map(_counts, find_runs(folder)))
         # A path that has nothing itself is left out if its search has runs.
         if not is_searched or place.is_dir() or find_runs(place):
             with_folders.append(place)
         if is_searched:
             with_folders.append(folder)
     return with_folders
+
+
+def _counts(run: Run) -> bool:
+    # Old pilots do not count. A run that cannot be read does, so that a report names it.
+    with suppress(ConfigError):
+        return run.manifest.seed < FIRST_PILOT
+    return True
 
 
 def merge_searches(summary: pd.DataFrame) -> pd.DataFrame:
@@ -186,15 +196,17 @@ def merge_searches(summary: pd.DataFrame) -> pd.DataFrame:
     is_pilot = summary["seed"] >= FIRST_PILOT
     # Old pilots (unscored searches on other text) and branches (shorter runs) of a search do not count.
     runs = summary.assign(experiment=experiment)[~(is_searched & (is_branch | is_pilot))]
-    # The experiment's own folder may repeat runs of the search.
-    runs = runs.drop_duplicates(["experiment", "scheme", "seed", "train.lr"])
+    # The experiment's own folder may repeat runs of the search, also ones that were interrupted there.
+    is_over = runs["status"].isin(_OVER)
+    repeats = pd.concat([runs[is_over], runs[~is_over]]).duplicated(["experiment", "scheme", "seed", "train.lr"])
+    runs = runs[~repeats.reindex(runs.index)]
     # All runs of an experiment with a search are marked, also those in the experiment's own folder.
     return runs.assign(searched=runs["experiment"].isin(set(experiment[is_searched])))
 
 
 def search_of(runs: pd.DataFrame, planned: int) -> RateSearch:
     """Return the search that consists of these runs, without those that neither finished nor died."""
-    is_over = runs["status"].isin(["finished", "died"])
+    is_over = runs["status"].isin(_OVER)
     tried = runs[is_over].reindex(columns=["scheme", "train.lr", "seed", "loss", "diverged", "onset_tokens"])
     # A run that diverged has an infinite loss.
     tried = tried.assign(loss=tried["loss"].astype(float).where(tried["diverged"].isna(), np.inf))

@@ -19,7 +19,7 @@ from posbench.analysis.agreement import check_agreement, finished_runs
 from posbench.analysis.cells import means, measure
 from posbench.analysis.comparison import Comparison
 from posbench.analysis.search import RateSearch, choose_rates
-from posbench.analysis.table import curves
+from posbench.analysis.table import check_columns, curves, with_defaults
 from posbench.config import ConfigError
 from posbench.config.units import DASH, group_text
 from posbench.evaluation.protocols import ACCURACY, VALIDATION
@@ -168,7 +168,10 @@ def compare_tasks(summary: pd.DataFrame, rows: pd.DataFrame, group_by: str = "")
     runs, left_out = finished_runs(summary)
     groups = {"": runs}
     if group_by:
-        groups = {group_text(value): of_value for value, of_value in runs.groupby(group_by)}
+        columns = group_by.split(",")
+        check_columns(runs, columns)
+        keys = columns if len(columns) > 1 else group_by  # a list of one column would give tuples
+        groups = {group_text(value): of_value for value, of_value in with_defaults(runs, columns).groupby(keys)}
     comparisons: list[TaskComparison] = []
     for group, of_group in groups.items():
         of_tasks = []

@@ -20,7 +20,7 @@ from typing import Any
 import pandas as pd
 
 from posbench.analysis.agreement import counts, differences, disagreement, disagreements, finished_runs
-from posbench.analysis.cells import as_trained, means, on_the_same_targets
+from posbench.analysis.cells import as_trained, experiments_of, means, on_the_same_targets
 from posbench.analysis.comparison import SeedComparison, baseline_of, build, fewest_seeds
 from posbench.analysis.families import confirmed, planned_tests, record_confirmation, record_tests
 from posbench.analysis.loss_table import LossTable, compare_table, refuse_options
@@ -301,7 +301,8 @@ def _judgement_of_setups(c: SetupComparison, scheme: str) -> Judgement:
 def _by_order(c: SeedComparison, options: JudgeOptions) -> SeedComparison:
     if c.long_range_order is None:
         raise ConfigError(
-            f"--metric order: no run of {c.title} has results of it: posbench eval {c.title} --protocol order"
+            f"--metric order: no run of {c.title} has results of it: posbench eval {' '.join(experiments_of(c.runs))} "
+            "--protocol order"
         )
     order = c.long_range_order.on_all
     values = order.by_seed.reindex(index=c.values.index, columns=c.values.columns)
@@ -491,7 +492,7 @@ def _judgement(c: SeedComparison, rows: pd.DataFrame, scheme: str, options: Judg
         go_on=decision.go_on,
         next_commands=next_commands,
         beyond=beyond,
-        worth_in_tokens=_worth(runs, names),
+        worth_in_tokens=_worth(runs, names, options),
         warnings=[*_warnings(c, names, runs, gaps, options), *_warnings_of_seeds(losses.index.to_list(), planned)],
     )
 
@@ -542,7 +543,9 @@ def _decision(
         is_dropped = bool((worse_by > options.equal_below).all())
     # A p that is NaN means that nothing was tested.
     reason = _reason_for_open(c, options, tested if math.isfinite(p) else 0, next_look, is_dropped)
-    return _Decision("open", reason, p, tested, next_look, go_on=next_look > 0 and not is_dropped)
+    # More seeds do not help if the baseline has died.
+    go_on = next_look > 0 and not is_dropped and c.baseline not in c.failed
+    return _Decision("open", reason, p, tested, next_look, go_on)
 
 
 def _tested(
@@ -574,7 +577,11 @@ def _look(planned: Sequence[int], tested: int, seeds: int) -> dict[str, int]:
     return {"number": sum(look <= reached for look in planned), "of": len(planned), "seeds": reached}
 
 
-def _worth(runs: pd.DataFrame, names: Sequence[str]) -> Figures | None:
+def _worth(runs: pd.DataFrame, names: Sequence[str], options: JudgeOptions) -> Figures | None:
+    if options.confirm:
+        runs = runs[runs["seed"].isin(CONFIRMING)]
+    if runs.empty:
+        return None
     shares = worth(decayed_points(runs), *names)
     if shares is None:
         return None

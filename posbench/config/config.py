@@ -134,7 +134,11 @@ class Config(Group):
         words = []
         # The overrides in `every` hold for all arms; an arm's own come after them.
         for arm, overrides in arms.get(self.scheme.name, {}).items():
-            words.append([*shared, *arms.get("every", []), f"scheme.name={self.scheme.name}_{arm}", *overrides])
+            own = [*arms.get("every", []), f"scheme.name={self.scheme.name}_{arm}", *overrides]
+            # A rate that the scheme has in train.lr_of, or in its file, is not the arm's by its name.
+            if self.scheme.lr is not None and not any(word.startswith(("train.lr=", "scheme.lr=")) for word in own):
+                own.append(f"scheme.lr={self.scheme.lr!r}")
+            words.append([*shared, *own])
         return words
 
     @classmethod

@@ -203,7 +203,8 @@ def _limits_map(tasks: Sequence[TaskComparison], table: Table) -> Plot:
             # The length as a multiple of the trained one, on a log scale; 0.1 keeps learnt tasks apart from clear
             # cells.
             if scheme in t.limits:
-                shade = 0.1 + 0.9 * math.log2(t.kept_to(scheme) / t.trained) / math.log2(greatest_multiple)
+                # If nothing longer was tested, all are alike.
+                shade = 0.1 + 0.9 * math.log2(t.kept_to(scheme) / t.trained) / (math.log2(greatest_multiple) or 1.0)
             column = f"{_title(t)}\ntrained: {t.trained}"
             points.append({"row": scheme, "column": column, "shade": shade, "text": row[_title(t)]})
     caption = (

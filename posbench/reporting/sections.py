@@ -276,7 +276,8 @@ def gap_plots(groups: Mapping[str, SeedComparison]) -> list[Plot]:
             if len(groups) > 1:
                 gaps = gaps.assign(panel=[f"{scheme} − {c.baseline}" for scheme in gaps["scheme"]], scheme=name)
             parts.append(gaps)
-    if not lines:
+    # No scheme may share a seed with the baseline.
+    if not any(map(len, lines)):
         return []
     points, marks = pd.concat(lines), pd.concat(dots)
     # Early gaps would set the scale and hide the late ones.
@@ -305,7 +306,7 @@ def gaps_by_tokens(c: SeedComparison, losses: pd.DataFrame) -> pd.DataFrame:
     rows = []
     for (scheme, tokens), of_seeds in long.groupby(["scheme", "tokens"])["gap"]:
         rows.append({"scheme": scheme, "x": tokens, **dict(zip(("y", "low", "high"), interval(of_seeds), strict=True))})
-    return in_order(pd.DataFrame(rows), c.schemes, "x")
+    return in_order(pd.DataFrame(rows, columns=["scheme", "x", "y", "low", "high"]), c.schemes, "x")
 
 
 def costs(c: SeedComparison) -> Section:

@@ -112,13 +112,13 @@ def pack_experiment(experiment: Path, output: Path | None, notice: Say, weights:
     Raises: ConfigError if the folder has no finished run to pack, a run is not in `experiment/<scheme>/seed=<n>`, or
     the output exists.
     """
+    folder = experiment if output is None else experiment_in(output)
     output = output or free_name(experiment)
     if output.suffix != ".zip" or output.exists():
         reason = "is not the name of a zip file"
         if output.exists():
             reason = "exists, and packs are never rewritten"
         raise ConfigError(f"{output} {reason}: name a new one, such as {free_name(experiment_in(output))}")
-    folder = experiment_in(output)
     # Runs in an earlier pack of the experiment are left out.
     packed_runs = chain.from_iterable(pack.runs for pack in packs_of(folder))
     packed = {run.path.relative_to(folder).as_posix() for run in packed_runs}
@@ -139,7 +139,7 @@ def pack_experiment(experiment: Path, output: Path | None, notice: Say, weights:
         # Other names are from a folder above an experiment, or inside one.
         if name.count("/") != folders_deep - 1:
             raise ConfigError(f"{run.path} is not a run of {experiment}: give the folder of one experiment")
-    write_pack(output, runs, notice, weights)
+    write_pack(output, folder.name, runs, notice, weights)
     return output
 
 

@@ -19,6 +19,7 @@ import re
 import zipfile
 import zlib
 from collections import Counter, defaultdict
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from itertools import chain
@@ -174,10 +175,15 @@ def packs_of(experiment: Path) -> list[Pack]:
 def experiment_in(output: Path) -> Path:
     """Return the folder of the experiment to which the pack `output` belongs."""
     stem, _, number = output.stem.rpartition(".")
+    own = output.with_name(output.stem)
     # `demo.2.zip` belongs to `demo` if `demo.zip` exists, and to an experiment `demo.2` otherwise.
-    is_numbered = number.isdecimal() and output.with_name(f"{stem}.zip").exists()
-    name = stem if is_numbered else output.stem
-    return output.with_name(name)
+    if not number.isdecimal() or not output.with_name(f"{stem}.zip").exists():
+        return own
+    # It may also say that it belongs to `demo.2`; a damaged one says nothing.
+    with suppress(ConfigError):
+        if output.exists() and open_pack(output).index.get("experiment") == own.name:
+            return own
+    return output.with_name(stem)
 
 
 def open_pack(file: Path) -> Pack:
@@ -191,8 +197,8 @@ def _cached_pack(file: Path, mtime_ns: int, size: int) -> Pack:
     return Pack(file)
 
 
-def write_pack(output: Path, runs: dict[str, Run], notice: Say, weights: bool) -> None:
-    """Write finished runs, by their names in the pack, to the zip file `output`.
+def write_pack(output: Path, experiment: str, runs: dict[str, Run], notice: Say, weights: bool) -> None:
+    """Write finished runs of an experiment, by their names in the pack, to the zip file `output`.
 
     Arguments: notice, called with a line for each result that is left out; weights, whether to include the last
     weights.
@@ -203,7 +209,7 @@ def write_pack(output: Path, runs: dict[str, Run], notice: Say, weights: bool) -
     try:
         with zipfile.ZipFile(temporary, "w") as archive:
             digests = _add_weights(archive, runs) if weights else {}
-            index = {"format": FORMAT, "experiment": experiment_in(output).name, "runs": {}, "weights": digests}
+            index = {"format": FORMAT, "experiment": experiment, "runs": {}, "weights": digests}
             _add_runs(archive, runs, index, notice)
         sum_of(temporary, sync=True)
         temporary.rename(output)

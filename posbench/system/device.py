@@ -142,7 +142,8 @@ def choose_device(config: TrainConfig, local_rank: int = 0, processes: int = 1) 
         dtype = getattr(torch, config.dtype)
     compiled = config.compile
     if compiled is None:
-        pays = device.type == "cuda" or config.num_steps * config.tokens_per_step >= COMPILE_PAYS_FROM_TOKENS
+        # A branch computes as its trunk does.
+        pays = device.type == "cuda" or config.trunk_steps * config.tokens_per_step >= COMPILE_PAYS_FROM_TOKENS
         # Inductor's code for CPUs needs a C++ compiler, and Triton on a GPU a C compiler; without one, nothing is
         # compiled.
         compilers = ("gcc", "clang", "cc") if device.type == "cuda" else ("g++", "clang++", "c++")

@@ -44,6 +44,7 @@ from posbench.model.size import (
 from posbench.runs.finding import place_named
 from posbench.system.device import DATASHEET, choose_device, matmul_rate
 from posbench.tools.bench import WARMUP_STEPS, TimedScheme
+from posbench.tools.tune import with_planned_seeds
 from posbench.training.optimizers.muon import flops_per_step
 
 MOST_HOURS = 365 * 24.0  # hours on this machine above which `plan` says "more than a year"
@@ -74,7 +75,7 @@ def plan(words: Sequence[str], search: bool = False) -> Plan:
     Arguments: search, whether to plan `posbench tune WORDS` instead.
     Raises: ConfigError for words that train would refuse.
     """
-    rows, seeds = _rows(words)
+    rows, seeds = _rows(with_planned_seeds(words) if search else words)
     configs = [config for config, _ in rows]
     first, costs = configs[0], [_cost(config, steps_of_trunk) for config, steps_of_trunk in rows]
     detects = ""

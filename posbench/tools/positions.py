@@ -74,7 +74,7 @@ def positions(what: str, length: int | None, runs_dir: Path) -> Answer:
         raise ConfigError(
             f"there is no config.json, folder, run, scheme or family of transformers {what!r}{hint}"
         ) from error
-    words = run.config.command or (f"scheme={run.config.scheme.name}",)
+    words = run.manifest.command or (f"scheme={run.config.scheme.name}",)
     training = shlex.join(["posbench", "train", *words])
     return _of_run(run.name, run.config, length, training)
 

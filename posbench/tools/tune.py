@@ -116,10 +116,7 @@ def _tuning(words: Sequence[str], swept: Mapping[str, list[str]], data: str) -> 
     # The last scheme that was named counts, as on the command line of `train`.
     single = [word.partition("=")[2] for word in words if word.startswith("scheme=")]
     choices = swept.get("scheme", single[-1:] or ["qk_rope"])
-    common = [word for word in words if word.partition("=")[0] not in ("scheme", "seed")]
-    typed_seeds = [word.partition("=")[2] for word in words if word.startswith("seed=")]
-    if typed_seeds:
-        common.append(f"experiment.planned_seeds={_planned(typed_seeds[-1])}")
+    common = [word for word in with_planned_seeds(words) if word.partition("=")[0] != "scheme"]
     config = compose([*common, f"scheme={choices[0]}"])
     folder = Path(config.runs_dir) / config.experiment_name
     # Hydra fills in the rate of each run, so that each rate has a folder.
@@ -127,6 +124,13 @@ def _tuning(words: Sequence[str], swept: Mapping[str, list[str]], data: str) -> 
     schemes = {compose([*common, f"scheme={choice}"]).scheme.name: choice for choice in choices}
     rates = rates_around(config.shared_lr)
     return Tuning(run_words, schemes, folder, config.experiment.planned_seeds, rates, stacks_here(config))
+
+
+def with_planned_seeds(words: Sequence[str]) -> list[str]:
+    """Return the words of a search with `experiment.planned_seeds=3` for `seed=0,1,2`."""
+    seeds = [word.partition("=")[2] for word in words if word.startswith("seed=")]
+    rest = [word for word in words if not word.startswith("seed=")]
+    return [*rest, f"experiment.planned_seeds={_planned(seeds[-1])}"] if seeds else rest
 
 
 def _planned(seeds: str) -> int:

@@ -252,7 +252,7 @@ class Training:
         self.tracker = Tracker()
         self.bar = RunBar(console, f"{config.scheme.name} seed={config.seed}", config.train.num_steps)
         # A process has one peak of resident memory on a CPU, which later runs would share with the first one.
-        self.has_own_memory = next(_runs_of_process) == 0 or self.device.is_cuda
+        self.has_own_memory = (next(_runs_of_process) == 0 or self.device.is_cuda) and not self.device.is_stacked
 
     def begin(self) -> None:
         """Write the run folder's first files, and load the weights to start from."""

@@ -116,6 +116,7 @@ def test_report_and_judge_agree_about_a_seed_that_died(tmp_path):
     assert "alibi beats" not in page.paragraph and "alibi seed 3: died: NaN" in page.left_out
     # A baseline that failed decides nothing either.
     by_failed = posbench.judge(folder, scheme="vo_rope", baseline="alibi")
+    assert not by_failed.go_on
     assert by_failed.verdict == "open" and "alibi failed with seed 3, so its pairs are open" in by_failed.warnings
 
 
@@ -252,6 +253,7 @@ def test_a_table_shows_only_lengths_that_share_their_targets(experiment_copy):
         for length in (256, 4096):
             write_evaluation(run, "fixed", length, "test", short.windows.assign(nll=length), anchor=4096)
         write_evaluation(run, "fixed", 256, "test", short.windows, "data=other", anchor=256)
+    write_evaluation(runs[0], "fixed", 4096, "test", short.windows, "rescale=yarn", anchor=512)
     for options in ([], ["data=other"]):
         write_evaluation(runs[0], "fixed", 8192, "test", short.windows, *options, anchor=8192)
     analysis = comparison(experiment_copy)
@@ -259,7 +261,8 @@ def test_a_table_shows_only_lengths_that_share_their_targets(experiment_copy):
     assert set(cells["length"]) == {256, 4096}
     at_4096 = cells[cells["length"] == 4096]
     assert (at_4096["change"] > 0).all(), "against 256 on the same targets"
-    [line] = analysis.holes[("fixed", "")]
+    line, with_yarn = analysis.holes[("fixed", "")]
+    assert "`posbench eval demo --protocol fixed --length 256,4096 --under rescale=yarn`" in with_yarn
     assert line.startswith("fixed at 512, 8192 is left out: it was scored on other targets than 4096 tokens")
     assert "`posbench eval demo --protocol fixed --length 256,512,4096,8192`" in line
     assert "--length 256,8192 --data other`" in analysis.holes[("fixed", "other")][0]

@@ -78,10 +78,15 @@ def test_a_run_that_diverged_fails_its_scheme(table):
     c = compare_table(write(table, frame), "rope", 0.01)
     assert c.failed == {"mine": {1339: "its loss is infinite"}}
     assert c.pairs.set_index(["left", "right"]).loc[("mine", "rope"), "p_claimed"] == 1.0
+    few = compare_table(write(table, frame[frame["seed"] < 1340]), "rope", 0.01)
+    assert few.failed == c.failed and not (few.pairs["p_claimed"] < 0.05).any()
 
 
 WIDE = "step," + ",".join(f"run{n}" for n in range(3000)) + "\n1" + ",2.5" * 3000
 HEAD = "scheme,seed,loss\n"
+RATES = "scheme,seed,lr,loss\n" + "".join(
+    f"{s},{n},{lr},{3 + lr}\n" for s in ("rope", "mine") for n in range(3) for lr in (0.1, 0.2)
+)
 THREE = HEAD + "".join(f"rope,{n},3.{n}\nmine,{n},2.{n}\n" for n in range(3))
 
 
@@ -94,6 +99,7 @@ THREE = HEAD + "".join(f"rope,{n},3.{n}\nmine,{n},2.{n}\n" for n in range(3))
         ("scheme,seed,val_loss\nrope,0,3\n", "has no column loss (3 columns: scheme, seed, val_loss)"),
         (HEAD + "rope,0,3.1\nmine,0,3.0\n", "mine and rope share 1 seed, a test needs 3"),
         (THREE + "far,7,3\nfar,8,3\nfar,9,3\n", "far and rope share 0 seeds, a test needs 3"),
+        (RATES + "mine,3,0.2,3.2\n", "mine has other seeds at lr 0.1 than at 0.2: give both the same"),
         (THREE + "rope,2,3.3\n", "line 8 repeats a scheme and seed"),
         (THREE + "rope,3,nan\n", "line 8: loss is 'nan', which is not a number (inf: a run that diverged)"),
         (THREE + "rope,three,3\n", "line 8: seed is 'three', which is not a number"),

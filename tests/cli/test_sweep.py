@@ -190,6 +190,7 @@ def test_arms_go_on_from_their_trunks_and_one_without_a_trunk_is_left_out(posben
     words = [word for word in short if not word.startswith("train.")] + ["train.device=cpu", "train.dtype=float32"]
     words += ["train.compile=false", "train.context_length=32", "train.batch_size=4", "train.validation_tokens=64"]
     words += ["train.schedule=wsd", "train.tokens=1280", "train.checkpoint_every=10", "seed=0"]
+    words.append("+train.lr_of={qk_rope:0.007}")
     words.append(
         'train.arms={every:["train.context_length=64","train.batch_size=2"],alibi:{plain:[]},'
         'qk_rope:{plain:[],yarn:["scheme.rescale=yarn"],dropped:["scheme=nope","train.batch_size=2"]}}'
@@ -200,6 +201,7 @@ def test_arms_go_on_from_their_trunks_and_one_without_a_trunk_is_left_out(posben
         manifest = Run(Path(f"runs/demo-arms/qk_rope_{arm}/seed=0")).manifest
         assert manifest.continued and manifest.continued["name"] == "demo/qk_rope/seed=0 at step 8"
         assert (manifest.branched_at, manifest.num_steps) == (8, 10)
+        assert manifest.identity["train.lr"] == 0.007, "its trunk's, not that of its own name"
         assert manifest.identity["scheme.continued.context_length"] == 64
     assert Run(Path("runs/demo-arms/qk_rope_yarn/seed=0")).config.scheme.options["factor"] == 2
     again = posbench("train", "-m", *words, "scheme=qk_rope")

@@ -234,8 +234,12 @@ def test_by_groups_runs_by_a_setting_and_marks_the_best(experiment_copy, tmp_pat
     assert re.search(rf"\*\*{slow['nope']:.3f}", row) and f"{fast['nope']:.2f}"[:4] in row
     assert slow["nope"] < fast["nope"] and "posbench: demo, fast by train.lr" in shown
     assert set(pd.read_csv(tmp_path / "table.csv")["group"]) == {0.005, 0.5}
+    for run in find_runs(other_experiment):
+        run.update_manifest(identity=run.manifest.identity | {"train.lr": 0.005, "model.qk_norm": True})
+    written([experiment_copy, other_experiment], tmp_path, by="model.qk_norm")
+    assert set(pd.read_csv(tmp_path / "table.csv")["group"]) == {False, True}, "False is recorded nowhere"
     refuses(
-        r"'train\.lx' is not a column of these runs; they differ in experiment, train\.lr",
+        r"'train\.lx' is not a column of these runs; they differ in experiment, model\.qk_norm",
         written,
         [experiment_copy, other_experiment],
         tmp_path,

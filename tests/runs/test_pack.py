@@ -53,12 +53,22 @@ def test_further_seeds_are_a_further_pack_and_both_are_one_experiment(runs, docu
     assert [run.manifest.seed for run in find_runs(runs / "demo")] == [0, 1, 1764000000]
     notices = []
     second = pack_experiment(runs / "demo", None, notices.append)
-    assert second.name == "demo.2.zip" and all("is packed already" in notice for notice in notices) and notices
+    assert second.name == "demo.2.zip" and all("packed already" in notice for notice in notices) and notices
     shutil.rmtree(runs / "demo")
     for place in (runs / "demo", first, second):
         assert [run.manifest.seed for run in find_runs(place)] == [0, 1, 1764000000]
     assert first.read_bytes() == content
     refuses(r"exists, and packs are never rewritten: .*/demo\.3\.zip", pack_experiment, runs / "demo", second, print)
+
+
+def test_a_name_may_end_with_a_dot_and_a_number(runs):
+    """`demo.1` is an experiment, also beside a pack of `demo`."""
+    pack_experiment(runs / "demo", None, pytest.fail)
+    (runs / "demo").rename(runs / "demo.1")
+    file = pack_experiment(runs / "demo.1", None, pytest.fail)
+    shutil.rmtree(runs / "demo.1")
+    assert file.name == "demo.1.zip"
+    assert {run.path.parts[-3] for run in find_runs(runs)} == {"demo", "demo.1"}
 
 
 def test_with_weights_a_packed_run_is_evaluated(runs, run, evaluate):
@@ -111,7 +121,7 @@ def test_only_finished_runs_of_one_experiment_are_packed(runs, tmp_path):
     Run(runs / "demo/vo_rope/seed=1").update_manifest(status="died", reason="NaN")
     notices = []
     pack_experiment(runs / "demo", tmp_path / "out.zip", notices.append)
-    assert notices[0] == "demo/vo_rope/seed=1 is died: skipped"
+    assert notices[0] == "demo/vo_rope/seed=1 died: skipped"
     assert [run.path for run in find_runs(tmp_path / "out.zip")] == [tmp_path / "out/vo_rope/seed=0"]
     refuses("give the folder of one experiment", pack_experiment, runs, tmp_path / "all.zip", print)
     refuses("is not the name of a zip file", pack_experiment, runs / "demo", tmp_path / "folder", print)

@@ -94,6 +94,7 @@ def test_epochs_are_planned_once_the_text_is_prepared(documents, tmp_path):
 def test_a_search_is_planned_with_the_gap_that_its_test_can_find(tmp_path):
     """A gap of this size is significant at both of two independent rates in 80 % of cases, by scipy."""
     words = ["experiment=demo", "scheme=nope,alibi", f"runs_dir={tmp_path}", "experiment_name=fresh"]
+    assert plan([*words, "seed=0,1,2"], search=True).runs == 2 * (5 * 2 + 2)
     planned = plan([*words, "experiment.planned_seeds=8"], search=True)
     assert planned.runs == 2 * (5 * 2 + 2 * 6)
     assert planned.detectable.startswith("3.9, 1.9, 1.3 standard deviations"), planned.detectable

@@ -78,7 +78,7 @@ def option_maps(t: TaskComparison) -> Plot:
 
 def _by_number(option: str) -> tuple[str, list[float]]:
     # A sort key: by name, then by the numbers in the value, so that 10 comes after 9.
-    return option.partition("=")[0], [float(text) for text in re.findall(r"[0-9.]+", option)]
+    return option.partition("=")[0], [float(text) for text in re.findall(r"\d+(?:\.\d+)?", option)]
 
 
 def _cells(t: TaskComparison, accuracy: pd.DataFrame) -> pd.DataFrame:

@@ -171,5 +171,9 @@ def options_table(c: Comparison, cells: pd.DataFrame) -> Table:
     cells = cells.assign(is_best=cells["perplexity"] == of_scheme.transform("min"))
     # A scheme with one option only has nothing to compare.
     cells = cells[of_scheme.transform("size") > 1]
-    titles = {option: option.partition("=")[2] or "as trained" for option in sorted(set(cells["under"]))}
+    options = sorted(set(cells["under"]))
+    titles = {option: option.partition("=")[2] or "as trained" for option in options}
+    # The same value of two options needs their names.
+    if len({*titles.values()}) < len(titles):
+        titles = {option: option or "as trained" for option in options}
     return pivot(in_order(cells, c.schemes), titles, "under", "perplexity", Format("perplexity", bold="is_best"))
