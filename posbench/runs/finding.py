@@ -139,7 +139,7 @@ def pack_experiment(experiment: Path, output: Path | None, notice: Say, weights:
         # Other names are from a folder above an experiment, or inside one.
         if name.count("/") != folders_deep - 1:
             raise ConfigError(f"{run.path} is not a run of {experiment}: give the folder of one experiment")
-    write_pack(output, folder.name, runs, notice, weights)
+    write_pack(output, experiment, runs, notice, weights)
     return output
 
 

@@ -179,9 +179,9 @@ def experiment_in(output: Path) -> Path:
     # `demo.2.zip` belongs to `demo` if `demo.zip` exists, and to an experiment `demo.2` otherwise.
     if not number.isdecimal() or not output.with_name(f"{stem}.zip").exists():
         return own
-    # It may also say that it belongs to `demo.2`; a damaged one says nothing.
+    # It may also say that it comes from a folder `demo.2`; a damaged or older one says nothing.
     with suppress(ConfigError):
-        if output.exists() and open_pack(output).index.get("experiment") == own.name:
+        if output.exists() and open_pack(output).index.get("folder") == own.name:
             return own
     return output.with_name(stem)
 
@@ -197,8 +197,8 @@ def _cached_pack(file: Path, mtime_ns: int, size: int) -> Pack:
     return Pack(file)
 
 
-def write_pack(output: Path, experiment: str, runs: dict[str, Run], notice: Say, weights: bool) -> None:
-    """Write finished runs of an experiment, by their names in the pack, to the zip file `output`.
+def write_pack(output: Path, experiment: Path, runs: dict[str, Run], notice: Say, weights: bool) -> None:
+    """Write finished runs of the folder `experiment`, by their names in the pack, to the zip file `output`.
 
     Arguments: notice, called with a line for each result that is left out; weights, whether to include the last
     weights.
@@ -209,7 +209,7 @@ def write_pack(output: Path, experiment: str, runs: dict[str, Run], notice: Say,
     try:
         with zipfile.ZipFile(temporary, "w") as archive:
             digests = _add_weights(archive, runs) if weights else {}
-            index = {"format": FORMAT, "experiment": experiment, "runs": {}, "weights": digests}
+            index = {"format": FORMAT, "folder": experiment.name, "runs": {}, "weights": digests}
             _add_runs(archive, runs, index, notice)
         sum_of(temporary, sync=True)
         temporary.rename(output)
