@@ -173,14 +173,15 @@ def on_the_same_targets(
         anchor = max(shared.index)
         same_targets = group[group["anchor"] == anchor]
         chosen.append(same_targets)
-        reason = f"is left out: it was scored on other targets than {anchor} tokens"
         for under, as_scored in group.groupby("under", observed=True):
             kept = same_targets[same_targets["under"] == under]["length"]
             other_lengths = sorted(set(as_scored["length"]) - set(kept))
             options = [option for option in str(under).split() if option not in MARKS]
-            # Marks alone are not scored by a command.
-            if other_lengths and (options or not under):
+            if other_lengths:
                 to_score = sorted({*other_lengths, *same_targets["length"], anchor})
+                reason = f"is left out: it was scored on other targets than {anchor} tokens"
+                if options:
+                    reason = f"under {' '.join(options)} {reason}"
                 words = [f"--under {option}" for option in options]
                 _leave_out(holes, runs, (str(protocol), str(text)), other_lengths, reason, *words, scored=to_score)
     if not chosen:

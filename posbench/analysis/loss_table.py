@@ -9,6 +9,7 @@ text, metric                names, the same in all rows
 from __future__ import annotations
 
 import csv
+import io
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -112,7 +113,7 @@ def compare_table(file: Path, baseline: str | None, margin: float, size: int = 0
         shared = losses[[scheme, baseline]].dropna()
         alone = losses[scheme].dropna().index.difference(shared.index)
         left_out += [f"{scheme} seed {seed}: {baseline} has no such seed" for seed in alone]
-        if len(shared) < FEWEST_SEEDS and not {scheme, baseline} & failed.keys():
+        if len(shared) < FEWEST_SEEDS and scheme not in failed:
             raise ConfigError(
                 f"{file}: {scheme} and {baseline} share {count_of(len(shared), 'seed')}, a test needs {FEWEST_SEEDS}"
             )
@@ -177,7 +178,7 @@ def _at_best_rates(final: pd.DataFrame, file: Path) -> tuple[pd.DataFrame, pd.Da
             )
         best, other = means.index[:2]
         if losses[[best, other]].dropna(how="all").isna().any(axis=None):
-            raise ConfigError(f"{file}: {scheme} has other seeds at lr {best:g} than at {other:g}: give both the same")
+            raise ConfigError(f"{file}: {scheme} has different seeds at lr {best:g} and {other:g}: give both the same")
         parts.append(runs[runs["lr"] == best])
         second[str(scheme)] = losses[other]
     return pd.concat(parts), pd.DataFrame(second), []
@@ -192,18 +193,16 @@ def read_losses(file: Path) -> pd.DataFrame:
     Raises: ConfigError in one line, with the number of the line in the file.
     """
     try:
-        with file.open(encoding="utf-8-sig", newline="") as text:
-            head = text.readline()
-        separator = max(",;\t", key=head.count)
-        frame = pd.read_csv(
-            file, sep=separator, dtype=str, keep_default_na=False, encoding="utf-8-sig", skip_blank_lines=False
-        )
+        text = file.read_text(encoding="utf-8-sig")
+        # pandas skips blank lines, and an error names the line in the file.
+        lines = {number: line for number, line in enumerate(text.splitlines(), start=1) if line.strip()}
+        separator = max(",;\t", key=next(iter(lines.values()), "").count)
+        frame = pd.read_csv(io.StringIO(text), sep=separator, dtype=str, keep_default_na=False, index_col=False)
     except (UnicodeDecodeError, pd.errors.ParserError, pd.errors.EmptyDataError, csv.Error) as error:
         raise ConfigError(f"{file} cannot be read as comma-separated text ({' '.join(str(error).split())})") from error
     frame.columns = frame.columns.str.strip()
-    # Blank lines are left out here, so that the index still counts them.
-    is_blank = (frame.fillna("") == "").all(axis=1)
-    frame = frame[~is_blank]
+    # A field may have several lines; then rows are counted.
+    frame.index = pd.Index([*lines][1:] if len(lines) == len(frame) + 1 else range(2, len(frame) + 2))
     for name in NEEDED:
         if name not in frame:
             names = ", ".join(map(str, frame.columns[:6])) + (" ..." if len(frame.columns) > 6 else "")
@@ -234,8 +233,7 @@ def read_losses(file: Path) -> pd.DataFrame:
 
 def _numbers(column: pd.Series, file: Path) -> pd.Series:
     numbers = pd.to_numeric(column, errors="coerce")
-    lines = column.index.to_numpy() + 2  # line 1 is the header
-    for line, number, text in zip(lines, numbers, column, strict=True):
+    for line, number, text in zip(column.index, numbers, column, strict=True):
         if np.isnan(number):
             raise ConfigError(
                 f"{file}, line {line}: {column.name} is {text!r}, which is not a number (inf: a run that diverged)"
@@ -245,4 +243,4 @@ def _numbers(column: pd.Series, file: Path) -> pd.Series:
 
 def _refuse(is_wrong: pd.Series, problem: str, file: Path) -> None:
     if is_wrong.any():
-        raise ConfigError(f"{file}, line {is_wrong[is_wrong].index.to_list()[0] + 2} {problem}")
+        raise ConfigError(f"{file}, line {is_wrong[is_wrong].index[0]} {problem}")

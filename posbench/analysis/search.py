@@ -9,7 +9,6 @@ planned number of seeds (`experiment.planned_seeds`).
 from __future__ import annotations
 
 from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -19,7 +18,6 @@ import pandas as pd
 
 from posbench.analysis.agreement import finished_runs
 from posbench.analysis.table import config_of
-from posbench.config import ConfigError
 from posbench.config.fields import PLANNED_SEEDS
 from posbench.runs import DIED, FINISHED, Run, find_runs
 from posbench.runs.finding import search_folder
@@ -175,10 +173,9 @@ def with_searches(places: Iterable[str | Path]) -> list[Path]:
 
 
 def _counts(run: Run) -> bool:
-    # Old pilots do not count. A run that cannot be read does, so that a report names it.
-    with suppress(ConfigError):
-        return run.manifest.seed < FIRST_PILOT
-    return True
+    # Old pilots do not count.
+    seed = run.path.name.removeprefix("seed=")
+    return seed.isdecimal() and int(seed) < FIRST_PILOT
 
 
 def merge_searches(summary: pd.DataFrame) -> pd.DataFrame:

@@ -25,7 +25,7 @@ import yaml
 from posbench.config import ConfigError
 from posbench.evaluation.protocols import PROTOCOLS, VALIDATION, EvalProtocol, protocol_of
 from posbench.runs import FINISHED, UNREADABLE, Manifest, Run, find_runs, run_at, state_of
-from posbench.runs.fingerprints import comparable_fingerprint, default_settings
+from posbench.runs.fingerprints import comparable_fingerprint
 from posbench.runs.results import Result, perplexity
 from posbench.runs.run import initial_loss
 
@@ -83,9 +83,8 @@ def settings_of(summary: pd.DataFrame) -> list[str]:
 
 
 def with_defaults(summary: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
-    """Return the summary with defaults in these columns, because runs record some settings only if they differ."""
-    defaults = default_settings()
-    return summary.assign(**{c: summary[c].astype(object).fillna(defaults.get(c, "default")) for c in columns})
+    """Return the summary with the text "default" where a run does not record a column, because it did not differ."""
+    return summary.assign(**{c: summary[c].astype(object).fillna("default") for c in columns})
 
 
 def check_columns(summary: pd.DataFrame, columns: Sequence[str]) -> None:
@@ -94,7 +93,8 @@ def check_columns(summary: pd.DataFrame, columns: Sequence[str]) -> None:
     for column in columns:
         if column not in known or summary[column].isna().all():
             # Settings of schemes differ anyway, so they are no help.
-            varied = [c for c in known if summary[c].astype(str).nunique(dropna=False) > 1 and not c.startswith("scheme.")]
+            known = [c for c in known if not c.startswith("scheme.")]
+            varied = [c for c in known if summary[c].astype(str).nunique(dropna=False) > 1]
             differ = ", ".join(varied) or "nothing but the scheme and the seed"
             raise ConfigError(f"--by {column!r} is not a column of these runs; they differ in {differ}")
 

@@ -541,11 +541,12 @@ def _decision(
         gaps = (losses.iloc[:, 0] - losses.iloc[:, 1]).to_numpy()[:FIRST_SEEDS]
         worse_by = gaps if c.lower_is_better else -gaps
         is_dropped = bool((worse_by > options.equal_below).all())
+    # More seeds do not help if the baseline has died.
+    if c.baseline in c.failed:
+        next_look = 0
     # A p that is NaN means that nothing was tested.
     reason = _reason_for_open(c, options, tested if math.isfinite(p) else 0, next_look, is_dropped)
-    # More seeds do not help if the baseline has died.
-    go_on = next_look > 0 and not is_dropped and c.baseline not in c.failed
-    return _Decision("open", reason, p, tested, next_look, go_on)
+    return _Decision("open", reason, p, tested, next_look, go_on=next_look > 0 and not is_dropped)
 
 
 def _tested(

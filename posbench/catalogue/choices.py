@@ -102,7 +102,7 @@ def settings_in(file: Path) -> dict[str, Any]:
     except yaml.YAMLError as error:
         raise ConfigError(" ".join(f"{error} (in {file})".split())) from error
     if not isinstance(settings, dict):
-        raise ConfigError(f"{file} must have settings, a line such as kind: rotary for each")
+        raise ConfigError(f"{file} must have settings, in lines such as key: value")
     return settings
 
 

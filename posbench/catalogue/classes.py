@@ -71,7 +71,7 @@ def class_named(name: str, classes: Classes[T], key: str, base: type[T]) -> type
         loaded = cls.load()
     except (ImportError, AttributeError) as error:
         raise ConfigError(f"{key}={name}: {cls.value} cannot be imported ({error}): reinstall its package") from error
-    if not issubclass(loaded, base):
+    if not (isinstance(loaded, type) and issubclass(loaded, base)):
         raise ConfigError(f"{key}={name}: {cls.value} does not extend {base.__name__}")
     return loaded
 

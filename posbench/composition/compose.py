@@ -56,6 +56,7 @@ from posbench.config import (
     SchemeConfig,
     TaskConfig,
     is_text,
+    keys_of,
     nearest,
     no_setting,
     type_words,
@@ -285,10 +286,12 @@ def checked_config(composed: DictConfig) -> Config:
             content["scheme"] = scheme
         mapping: Any = OmegaConf.to_container(content, resolve=True, throw_on_missing=False)
         OmegaConf.copy_cache(content, composed)  # so that `${now:...}` is the same time everywhere
-    keys = {word.lstrip("+").partition("=")[0] for word in HydraConfig.get().overrides.task}
+    keys = keys_of(HydraConfig.get().overrides.task)
     # A user's train.lr overrides the learning rates of an experiment's train.lr_of, and of a scheme's own file.
-    if "train.lr" in keys and not any(f"{key}.".startswith("train.lr_of.") for key in keys):
-        mapping["train"]["lr_of"] = None
+    if "train.lr" in keys and "train.lr_of" not in keys:
+        rates = mapping["train"]["lr_of"] or {}
+        typed = {name: rate for name, rate in rates.items() if f"train.lr_of.{name}" in keys}
+        mapping["train"]["lr_of"] = typed or None
         if "scheme.lr" not in keys:
             mapping["scheme"].pop("lr", None)
     # Not later, because the scheme may then come from a run or a folder, which must not name files to import.

@@ -72,11 +72,13 @@ def setup_words(setups: Mapping[str, Levels], seed: int) -> list[str]:
 def with_setup(words: Sequence[str], setups: Mapping[str, Levels]) -> list[str]:
     """Return a run's words with the overrides of its setup. Raises: ConfigError if a word sets such a key otherwise."""
     values = dict(word.lstrip("+").partition("=")[::2] for word in words)
-    seed = values.get("seed", "0")
-    # Hydra refuses seeds that are no number.
-    if not setups or not seed.isdecimal():
+    if not setups:
         return [*words]
-    added = setup_words(setups, int(seed))
+    try:
+        seed = int(values.get("seed", "0").strip("'\""))
+    except ValueError:
+        return [*words]  # Hydra says what is wrong with such a seed
+    added = setup_words(setups, seed)
     for word in added:
         key, _, value = word.partition("=")
         if values.get(key, value) != value:
@@ -93,4 +95,5 @@ def setups_named(words: Sequence[str], *folders: Path) -> Mapping[str, Levels]:
     file = choices("experiment", *folders).get("".join(names[-1:]))
     if file is None:
         return {}
-    return (settings_in(file).get("experiment") or {}).get("setups") or {}
+    experiment = settings_in(file).get("experiment")
+    return (experiment.get("setups") or {}) if isinstance(experiment, dict) else {}

@@ -28,6 +28,7 @@ from posbench.config.rules import (
     between,
     branch_name,
     check_name,
+    keys_of,
     nearest,
     require,
     ruled,
@@ -134,9 +135,11 @@ class Config(Group):
         words = []
         # The overrides in `every` hold for all arms; an arm's own come after them.
         for arm, overrides in arms.get(self.scheme.name, {}).items():
-            own = [*arms.get("every", []), f"scheme.name={self.scheme.name}_{arm}", *overrides]
-            # A rate that the scheme has in train.lr_of, or in its file, is not the arm's by its name.
-            if self.scheme.lr is not None and not any(word.startswith(("train.lr=", "scheme.lr=")) for word in own):
+            name = f"{self.scheme.name}_{arm}"
+            own = [*arms.get("every", []), f"scheme.name={name}", *overrides]
+            # An arm has another name, and its checkpoint brings no rate: it keeps its trunk's.
+            has_rate = name in (self.train.lr_of or {}) or bool({"train.lr", "scheme.lr"} & keys_of(own))
+            if self.scheme.lr is not None and not has_rate:
                 own.append(f"scheme.lr={self.scheme.lr!r}")
             words.append([*shared, *own])
         return words

@@ -45,6 +45,11 @@ def check_name(key: str, name: str) -> str:
     return name
 
 
+def keys_of(words: Iterable[str]) -> set[str]:
+    """Return the keys of overrides such as `+train.lr=1e-3`."""
+    return {word.lstrip("+").partition("=")[0] for word in words}
+
+
 def branch_name(trunk: str, tokens: int) -> str:
     """Return the name of a run of `tokens` tokens that branches off the experiment `trunk`: `ladder_s-2M`."""
     return f"{trunk}-{short_count(tokens)}"

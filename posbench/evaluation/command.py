@@ -225,7 +225,7 @@ def _scorable(runs: Sequence[Run], by_name: bool, notice: Say) -> list[Run]:
     accepted_states = (FINISHED, UNREADABLE) if by_name else (FINISHED,)
     for run, state in states:
         if state not in accepted_states:
-            notice(f"{run.name} {state}: skipped")
+            notice(f"{run.name} is skipped: {state}")
     finished = [run for run, state in states if state in accepted_states]
     if not finished:
         raise ConfigError("none of these runs is finished: run their train command again to finish them")

@@ -261,7 +261,7 @@ def _period(words: Sequence[Any]) -> int:
 
 
 def _ordinal(number: int) -> str:
-    last = number if number < 20 else number % 10
+    last = 0 if number % 100 in (11, 12, 13) else number % 10
     return f"{number}{ {1: 'st', 2: 'nd', 3: 'rd'}.get(last, 'th') }"
 
 

@@ -276,8 +276,9 @@ def gap_plots(groups: Mapping[str, SeedComparison]) -> list[Plot]:
             if len(groups) > 1:
                 gaps = gaps.assign(panel=[f"{scheme} − {c.baseline}" for scheme in gaps["scheme"]], scheme=name)
             parts.append(gaps)
-    # No scheme may share a seed with the baseline.
-    if not any(map(len, lines)):
+    # In some groups, no scheme shares a seed with the baseline.
+    lines, dots = ([part for part in parts if len(part)] for parts in (lines, dots))
+    if not lines:
         return []
     points, marks = pd.concat(lines), pd.concat(dots)
     # Early gaps would set the scale and hide the late ones.

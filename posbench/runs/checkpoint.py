@@ -128,6 +128,14 @@ def check(checkpoint: Path, expected: dict[str, str] | None = None) -> None:
         raise TornCheckpoint(f"{name} cannot be read: {error.strerror or error}") from None
 
 
+def check_state(checkpoint: Path) -> None:
+    """Check `state.json`, and that the weights have a checksum. Raises: TornCheckpoint if not."""
+    sums = _sums(checkpoint)
+    if MODEL not in sums:
+        raise TornCheckpoint(f"{SUMS} lacks {MODEL}")
+    check(checkpoint, {STATE: sums.get(STATE, "")})
+
+
 def _sums(checkpoint: Path) -> dict[str, str]:
     lines = (checkpoint / SUMS).read_text(encoding="utf-8", errors="replace").splitlines()
     sums = {}

@@ -112,7 +112,8 @@ def pack_experiment(experiment: Path, output: Path | None, notice: Say, weights:
     Raises: ConfigError if the folder has no finished run to pack, a run is not in `experiment/<scheme>/seed=<n>`, or
     the output exists.
     """
-    folder = experiment if output is None else experiment_in(output)
+    is_own = output is None or output.with_suffix("") == experiment
+    folder = experiment if is_own or output is None else experiment_in(output)
     output = output or free_name(experiment)
     if output.suffix != ".zip" or output.exists():
         reason = "is not the name of a zip file"
@@ -130,7 +131,7 @@ def pack_experiment(experiment: Path, output: Path | None, notice: Say, weights:
         if state == FINISHED:
             runs[name] = run
         else:
-            notice(f"{run.name} {state}: skipped")
+            notice(f"{run.name} is skipped: {state}")
     if not runs:
         raise ConfigError(f"{experiment} has no finished run to pack: train one first")
     # Runs of a search are one folder deeper, in their rate's.

@@ -127,16 +127,11 @@ def config_fingerprint(identity: dict[str, Any]) -> str:
     return digest(json.dumps(shared, sort_keys=True))
 
 
-def default_settings() -> dict[str, Any]:
-    """Return the defaults of the settings of `model` and `train`, {`group.field`: value}."""
-    defaults = {f"model.{entry.name}": entry.default for entry in fields(ModelConfig)}
-    return defaults | {f"train.{entry.name}": entry.default for entry in fields(TrainConfig)}
-
-
 def comparable_fingerprint(identity: dict[str, Any]) -> str:
     """Return the fingerprint of a recorded identity without scheme, seed and default values."""
     # So a run made before a setting existed has the same fingerprint as a run with the setting at its default.
-    defaults = default_settings()
+    defaults = {f"model.{entry.name}": entry.default for entry in fields(ModelConfig)}
+    defaults |= {f"train.{entry.name}": entry.default for entry in fields(TrainConfig)}
     return config_fingerprint({key: value for key, value in identity.items() if defaults.get(key, MISSING) != value})
 
 

@@ -1,8 +1,8 @@
 """Store finished runs in one zip file, a pack, which every command reads in place.
 
     <experiment>.zip, <experiment>.2.zip, ...    one experiment, together with its run folders
-        pack.json                  the runs' text files (equal ones once), the headers of their results, and the table
-                                   of `posbench tune` if the experiment has one
+        pack.json                  the folder's name, the runs' text files (equal ones once), and the headers of their
+                                   results
         metrics.parquet            one row per line of metrics.jsonl, with its run
         windows-<protocol>.parquet one row per scored window of text, of all results, in the order of their headers
         <scheme>/seed=<n>/model.safetensors    the last weights in bfloat16, if they were packed

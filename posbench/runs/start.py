@@ -194,7 +194,7 @@ def start_of(from_run: str | None, seed: int, runs_dir: str | Path) -> Start | N
         # A checkpoint is in <run>/checkpoints/step=<n>.
         run = run_named(str(path.parents[1]), runs_dir)
         folder = run.path / "checkpoints" / f"step={int(at_step[1]):08d}"
-        has_weights = folder.is_dir()
+        has_weights = all((folder / name).is_file() for name in (checkpoint.MODEL, checkpoint.SUMS))
         if has_weights:
             _check(folder)
     else:
@@ -212,7 +212,7 @@ def start_of(from_run: str | None, seed: int, runs_dir: str | Path) -> Start | N
 
 def _check(folder: Path) -> None:
     try:
-        checkpoint.check(folder)
+        checkpoint.check_state(folder)
     except checkpoint.TornCheckpoint as error:
         raise ConfigError(f"train.from_run={folder}: {error}: name another step") from None
 

@@ -133,8 +133,8 @@ class CommandSignals(StopSignals):
         super().__enter__()
         return self
 
-    def __exit__(self, *_: object) -> None:
-        super().__exit__(*_)
+    def __exit__(self, *details: object) -> None:
+        super().__exit__(*details)
         self._lock.close()
 
     def _receive(self, number: int, frame: FrameType | None) -> None:

@@ -7,8 +7,10 @@ import pandas as pd
 import pytest
 from scipy.stats import ttest_rel
 
+import posbench
 from posbench.analysis.loss_table import compare_table
 from posbench.config import ConfigError
+from tests.refusals import refuses
 
 SEEDS = [1337, 1338, 1339, 1340, 1341]
 LOSSES = {
@@ -78,6 +80,7 @@ def test_a_run_that_diverged_fails_its_scheme(table):
     c = compare_table(write(table, frame), "rope", 0.01)
     assert c.failed == {"mine": {1339: "its loss is infinite"}}
     assert c.pairs.set_index(["left", "right"]).loc[("mine", "rope"), "p_claimed"] == 1.0
+    refuses("--metric order is for runs that posbench trained", posbench.judge, table, scheme="mine", metric="order")
     few = compare_table(write(table, frame[frame["seed"] < 1340]), "rope", 0.01)
     assert few.failed == c.failed and not (few.pairs["p_claimed"] < 0.05).any()
 
@@ -99,12 +102,12 @@ THREE = HEAD + "".join(f"rope,{n},3.{n}\nmine,{n},2.{n}\n" for n in range(3))
         ("scheme,seed,val_loss\nrope,0,3\n", "has no column loss (3 columns: scheme, seed, val_loss)"),
         (HEAD + "rope,0,3.1\nmine,0,3.0\n", "mine and rope share 1 seed, a test needs 3"),
         (THREE + "far,7,3\nfar,8,3\nfar,9,3\n", "far and rope share 0 seeds, a test needs 3"),
-        (RATES + "mine,3,0.2,3.2\n", "mine has other seeds at lr 0.1 than at 0.2: give both the same"),
+        (RATES + "mine,3,0.2,3.2\n", "mine has different seeds at lr 0.1 and 0.2: give both the same"),
         (THREE + "rope,2,3.3\n", "line 8 repeats a scheme and seed"),
         (THREE + "rope,3,nan\n", "line 8: loss is 'nan', which is not a number (inf: a run that diverged)"),
         (THREE + "rope,three,3\n", "line 8: seed is 'three', which is not a number"),
         (THREE + "rope,0.5,3\n", "line 8 has a seed that is not a whole number"),
-        (THREE + "\n,4,3\n", "line 9 has no scheme"),
+        ("\n" + THREE + " \n,4,3\n", "line 10 has no scheme"),
         ("scheme,seed,loss,text\na,0,3,books\nb,0,3,code\n", "the column text has books, code: give each a table"),
         (
             "scheme,seed,loss,tokens\na,0,3,1e6\na,0,2,2e6\nb,0,3,1e6\n",

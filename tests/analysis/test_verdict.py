@@ -193,7 +193,8 @@ def test_with_a_search_the_verdict_holds_at_best_rates_and_waits_for_its_end(tmp
     assert (finished.verdict, finished.scope) == ("better", "best rates")
     first, *_ = find_runs(place.with_name("demo-tune"))
     interrupted = shutil.copytree(first.path, place / first.manifest.scheme / first.path.name)
-    Run(interrupted).update_manifest(status="stopped")  # in the experiment's own folder: the search has it
+    # In the experiment's own folder; the search has finished it.
+    Run(interrupted).update_manifest(status="stopped", experiment="demo")
     table = as_text(loss_table(build(*read_runs([place], None, console(quiet=True))))).set_index("scheme")
     by_report = judge(place, "alibi")
     assert by_report.verdict == table.loc["alibi", "verdict"] == "better"

@@ -14,6 +14,7 @@ from posbench.catalogue.choices import choices, description, read_row
 from posbench.composition.compose import complete, compose, hydra_word
 from posbench.composition.sweep import SweepJob, run_application, sweep_of
 from posbench.config import Config, ConfigError, parse_length, token_count
+from posbench.evaluation.request import Request
 from tests.refusals import refuses
 
 NOPE = {"name": "nope", "kind": "nope"}
@@ -36,6 +37,7 @@ def work_dir(tmp_path, monkeypatch):
         "experiment: {name: mine}\ntrain: {steps: null, tokens: 20M, context_length: 1k}\n"
         "hydra: {sweeper: {params: {scheme: 'nope,my_scheme.py:Faded', seed: '0,1'}}}\n",
         "own/experiment/torn.yaml": "a: [1",
+        "own/data/empty.yaml": "",
         "own/experiment/wrong.yaml": "# @package _global_\nexperiment: {name: wrong}\ntrain: {learning_rate: 3}\n",
         "own/experiment/typed.yaml": "# @package _global_\nexperiment: {name: typed}\ntrain: {lr: abc}\n",
         "own/experiment/flat.yaml": "# @package _global_\nexperiment: {name: flat}\ntrain: 5\n",
@@ -125,6 +127,19 @@ def test_a_text_is_no_number(name):
         assert [job.experiment_name for job in swept] == [name, "b"]
 
 
+def test_a_rate_that_is_typed_for_all_replaces_those_of_the_experiment_but_one_that_is_typed_too():
+    rates = {}
+    for scheme in ("qk_rope", "vo_rope"):
+        words = ["experiment=headline", f"scheme={scheme}", "train.lr=5e-4", "train.lr_of.qk_rope=3e-3"]
+        rates[scheme] = compose(words).train.lr
+    assert rates == {"qk_rope": 3e-3, "vo_rope": 5e-4}
+
+
+def test_a_single_word_or_number_is_a_list_of_one():
+    request = Request(lengths=64, protocols="fixed", under="rescale=pi")
+    assert (request.lengths, request.protocols, request.under) == ((64,), ("fixed",), ("rescale=pi",))
+
+
 # ---------------------------------------------------------------- what is refused
 
 REFUSED = {
@@ -165,6 +180,7 @@ REFUSED = {
     "train.precision=1": r"no setting 'train\.precision'; did you mean 'train\.dtype'\?",
     "scheme.of=[qk_rpe]": r"there is no scheme 'qk_rpe'; did you mean 'qk_rope'\?",
     "--config-dir=own experiment=torn": r"expected ',' or '\]'.*\(in /.*own/experiment/torn\.yaml\)$",
+    "--config-dir=own data=empty": r"data\.name is not given",
     "--config-dir=own experiment=wrong": r"did you mean 'train\.lr'\?.*\(in experiment/wrong\.yaml\)$",
     "--config-dir=own experiment=typed": r"^train\.lr=abc must be a number.*\(in experiment/typed\.yaml\)$",
     "--config-dir=own experiment=flat": r"^train is a group.*\(in experiment/flat\.yaml\)$",

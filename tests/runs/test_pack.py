@@ -121,7 +121,7 @@ def test_only_finished_runs_of_one_experiment_are_packed(runs, tmp_path):
     Run(runs / "demo/vo_rope/seed=1").update_manifest(status="died", reason="NaN")
     notices = []
     pack_experiment(runs / "demo", tmp_path / "out.zip", notices.append)
-    assert notices[0] == "demo/vo_rope/seed=1 died: skipped"
+    assert notices[0] == "demo/vo_rope/seed=1 is skipped: died"
     assert [run.path for run in find_runs(tmp_path / "out.zip")] == [tmp_path / "out/vo_rope/seed=0"]
     refuses("give the folder of one experiment", pack_experiment, runs, tmp_path / "all.zip", print)
     refuses("is not the name of a zip file", pack_experiment, runs / "demo", tmp_path / "folder", print)

@@ -12,7 +12,7 @@ from posbench.training.step import TrainingStep
 
 @pytest.mark.parametrize(("flags", "dtype"), [("avx512_bf16", torch.float32), ("amx_bf16 amx_tile", torch.bfloat16)])
 def test_a_cpu_computes_in_bfloat16_where_it_has_amx(flags, dtype, config, monkeypatch):
-    monkeypatch.setattr("posbench.system.device._cpu_info", lambda: f"flags : {flags}")
+    monkeypatch.setattr("posbench.system.device.cpu_info", lambda: f"flags : {flags}")
     assert choose_device(config("train.dtype=auto", "train.device=cpu").train).dtype == dtype
 
 
