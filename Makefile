@@ -37,13 +37,10 @@ ROUND_4 := train -m $(MUON) $(AT_12M) scheme=qk_rope,vo_rope scheme.lr=$(RATE) s
 ROUND_4a := train -m $(MUON) $(AT_12M) scheme=alibi scheme.lr=$(LOW) seed=1,2,3,4
 ROUND_4c := train -m $(MUON) $(AT_12M) scheme=vo_rope scheme.lr=$(RATE) seed=0,1
 ROUND_4b := train -m $(MUON) $(AT_12M) scheme.lr=$(RATE) scheme=window_rope_nope,canon_nope,canon_qk_rope,key_offset seed=0,1,2
-ROUND_5 := train -m experiment=headline experiment_name=headline-long runs_dir=runs/reference scheme=qk_rope,alibi,vo_rope seed=0,1,2 \
-	train.tokens=49_152_000 'train.branch_tokens=[12_288_000,24_576_000]'
 EXTEND := train -m experiment=extend runs_dir=runs/reference
 ROUND_7 := $(EXTEND) scheme=alibi,canon_nope
 ROUND_7a := $(EXTEND) scheme=window_rope_nope 'scheme.layers=[window_qk_rope,window_qk_rope,nope]'
 ROUND_7b := $(EXTEND) scheme=window_rope_nope scheme.name=window_full_rope 'scheme.layers=[window_qk_rope,window_qk_rope,qk_rope]'
-ROUND_p := train -m experiment=prediction runs_dir=runs/reference seed=20,21,22,23
 SETUPS := train -m experiment=setups runs_dir=runs/reference
 ROUND_s2 := $(SETUPS) seed=16,19,21,22
 ROUND_s3 := $(SETUPS) seed=8,9,10,11,12,13,14,15,25,26,28,31

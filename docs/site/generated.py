@@ -58,6 +58,7 @@ RESULTS = {
         "headline-repo_alone"
     ],
     "headline_prose": ["headline_prose", "headline_prose --by train.lr", "prose_muon"],
+    "prediction": ["prediction"],
     "optimizers": ["headline_gpu_adamw headline_gpu_muon --by train.optimizer", "headline_gpu_muon"],
     "extend": ["extend-arms"],
     "heads": [

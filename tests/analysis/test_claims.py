@@ -161,3 +161,24 @@ def test_what_the_readme_says_of_other_pages():
     assert f"a loss of {yarn} instead of {nothing}" in readme
     headline = page("docs/lists/results/headline.md")
     assert "51% to 90%" in headline and "51 to 90 % of its lead" in readme and "31 to 46 %" in page("docs/results.md")
+
+
+def test_the_prediction():
+    """The rule is in conf/experiment/prediction.yaml: 0.08 inside of the interval, and 0.159 outside."""
+    runs = posbench.results(REFERENCE / "prediction")
+    losses = runs.pivot(index="seed", columns="scheme", values="loss")
+    assert list(losses.index) == list(range(16, 24))
+    leads = losses["qk_rope"] - losses["alibi"]
+    _, low, high = interval(leads)
+    assert low <= 0.08 <= high < 0.159
+    lead, results, readme = plus_minus(leads).lstrip("+"), page("docs/results.md"), page("README.md")
+    assert f"confirmed**: the lead is {lead}" in results and f"eight new seeds ({lead})" in readme
+    assert f"{lead}, confirmed" in page("conf/experiment/prediction.yaml")
+    onsets = runs[runs["scheme"] == "qk_rope"].set_index("seed")["onset_tokens"] / 1e6
+    late = onsets.idxmax()
+    assert f"one late seed ({onsets[late]:.1f} million) the lead is {leads.drop(late).mean():.2f}" in results
+    of_report = page("docs/lists/results/prediction.md")
+    median = re.search(r"qk_rope \| 8/8 \| ([\d.]+)M", of_report)
+    gap, low, high = re.search(r"qk_rope \| 8 \| \S+ \S+ \| \+(\S+ \S+) \| (\d+)% to (\d+)%", of_report).groups()
+    assert f"(median {median[1]} instead of" in results and f"ALiBi leads by {gap}. So {low} to {high} %" in results
+    assert f"{low} to {high} % goes with the onset" in readme
