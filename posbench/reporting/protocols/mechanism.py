@@ -115,7 +115,8 @@ def head_plots(heads: pd.DataFrame) -> list[Plot]:
         Plot(
             "frequencies",
             "heads",
-            "Norm of the channel pairs of queries and keys, the fastest rotation first; a line is a head.",
+            "Norm of the channel pairs of queries and keys, the fastest rotation first; a line is a head. With base "
+            "b, pair n of p turns once in 2π b^(n/p) tokens, unless it is rescaled.",
             norms,
             "channel pair",
             "norm",
