@@ -172,7 +172,7 @@ def test_the_prediction():
     _, low, high = interval(leads)
     assert low <= 0.08 <= high < 0.159
     lead, results, readme = plus_minus(leads).lstrip("+"), page("docs/results.md"), page("README.md")
-    assert f"confirmed**: the lead is {lead}" in results and f"eight new seeds ({lead})" in readme
+    assert f"confirmed**: the lead is {lead}" in results and f"give {lead}, but not" in readme
     assert f"{lead}, confirmed" in page("conf/experiment/prediction.yaml")
     onsets = runs[runs["scheme"] == "qk_rope"].set_index("seed")["onset_tokens"] / 1e6
     late = onsets.idxmax()
