@@ -88,7 +88,7 @@ def with_defaults(summary: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame
 
 
 def check_columns(summary: pd.DataFrame, columns: Sequence[str]) -> None:
-    """Raise ConfigError if one of the columns is no setting of these runs."""
+    """Raise ConfigError for a column that these runs do not have. The message lists the settings that differ."""
     known = ["experiment", "tokens", "parameters", "dtype", *settings_of(summary)]
     for column in columns:
         if column not in known or summary[column].isna().all():

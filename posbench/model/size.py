@@ -89,7 +89,7 @@ def cached_numbers(architecture: Architecture, length: int) -> int:
 def cache_per_token(architecture: Architecture) -> float:
     """Return how many numbers decoding keeps of a context of the training length, for each of its tokens."""
     context = architecture.scheme.shape.context_length
-    # From here on each token adds as many numbers, so long contexts need not be computed.
+    # Beyond this length every token adds the same number, so long contexts need not be computed.
     length = min(context, max(scheme.reach or 1 for scheme in architecture.scheme))
     short = cached_numbers(architecture, length)
     added = cached_numbers(architecture, length + 1) - short if length < context else 0

@@ -37,7 +37,7 @@ def muse():
 def mimo():
     options = SIZES | {"num_hidden_layers": 6, "v_head_dim": D, "attention_value_scale": 1.0}
     config = MiMoV2FlashConfig(**options)
-    # A layer with a window has twice as many key heads there.
+    # In this class a layer with a window has twice the key heads of a full layer.
     of_windows = MiMoV2FlashConfig(**options | {"num_key_value_heads": HKV // 2})
     configs = {"sliding_attention": of_windows, "full_attention": config}
     layers = [MiMoV2FlashAttention(configs[kind], n) for n, kind in enumerate(config.layer_types)]
