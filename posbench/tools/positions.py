@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -63,6 +64,7 @@ def positions(what: str, length: int | None, runs_dir: Path) -> Answer:
         return _of_run(what, config, length, f"posbench train scheme={what}")
     if (path / "config.json").is_file() or path.name.endswith(".json"):
         return _of_file(path, length)
+    import_module("posbench.huggingface")  # if transformers is missing, its error says how to install it
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
     if what in CONFIG_MAPPING_NAMES:
