@@ -5,7 +5,8 @@
     fused    PyTorch's scaled_dot_product_attention: no bias, any length, no T x T tensor in memory
     blocks   blocks of queries against the keys before them: any bias, memory linear in T. Compiled on CPUs, it is also
              the fastest at short contexts.
-    masked   blocks of queries on the fused kernel with the bias as its mask: any bias, on CPUs without compilation
+    masked   blocks of queries on the fused kernel with the bias as its mask, on CPUs: any bias, and the fastest on
+             Intel's processors if it is not learned
     flex     FlexAttention with the bias as its score function: any bias on CUDA, compiled
 
 All take q [B, H, T, D], k [B, Hkv, T, D] and v [B, Hkv, T, E], H being a multiple of Hkv, and return [B, H, T, E].
@@ -415,6 +416,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, scoring: Scoring, may_compile: bool 
     if num_keys > T:
         return masked(q, k, v, scoring)
     has_mask = scoring.bias is not None or scoring.window is not None
+    if has_mask and _trains_masked(q, scoring, compiling):
+        return masked(q, k, v, scoring)
     if compiling:
         is_fused = not has_mask and scoring.sink is None and T > FUSED_ABOVE
         return fused(q, k, v, scoring) if is_fused else blocks(q, k, v, scoring)
@@ -427,6 +430,17 @@ def attend(q: Tensor, k: Tensor, v: Tensor, scoring: Scoring, may_compile: bool 
     if is_fused:
         return fused(q, k, v, scoring)
     return masked(q, k, v, scoring) if has_mask else blocks(q, k, v, scoring)
+
+
+def _trains_masked(q: Tensor, scoring: Scoring, compiling: bool) -> bool:
+    """Return whether `masked` is the fastest kernel in training. None has a gradient of masks or sinks."""
+    B, H, T, _ = q.shape
+    if not IS_INTEL or q.dtype != torch.float32 or T <= FUSED_ABOVE or scoring.sink is not None:
+        return False
+    if scoring.bias is None:
+        return compiling
+    origin = torch.zeros(1, 1, dtype=torch.long, device=q.device)
+    return not evaluate_bias(scoring.bias, *_sequence_and_head(B, H, q.device), origin, origin).requires_grad
 
 
 def _kept_weights(q: Tensor, window: int | None) -> int:

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch.nn.attention.flex_attention import create_block_mask
 
+from posbench.attention import kernels
 from posbench.attention.kernels import Scoring, attend, blocks, causal_tiles, masked, short
 from posbench.reference.biases import alibi_slopes
 from posbench.schemes import Placement, Shape
@@ -89,6 +90,30 @@ def test_a_bias_may_look_at_the_sequence_and_values_may_be_narrower_than_keys(ke
     expected = scores.masked_fill(~causal, -torch.inf).softmax(-1) @ values
     assert out.shape == (2, 4, 150, 6) and torch.allclose(out, expected, rtol=0, atol=1e-12)
     assert_same_gradients(out, expected, leaves, 1e-11)
+
+
+@pytest.mark.parametrize("compiling", [False, True])
+@pytest.mark.parametrize("is_intel", [False, True])
+@pytest.mark.parametrize("window", [None, 40])
+@pytest.mark.parametrize("learned", [False, True])
+def test_gradients_are_right_on_every_processor(learned, window, is_intel, compiling, monkeypatch):
+    monkeypatch.setattr(kernels, "IS_INTEL", is_intel)
+    monkeypatch.setattr(kernels, "FUSED_ABOVE", 32)
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: compiling)
+    leaves = [random(2, 4, 150, 16), random(2, 2, 150, 16), random(2, 2, 150, 16), random(4, 150, seed=1)]
+    outs, inputs = [], []
+    for dtype in (torch.float32, torch.float64):
+        q, k, v, table = [x.to(dtype).requires_grad_() for x in leaves]
+        fixed = table if learned else table.detach()
+        scoring = Scoring(
+            0.25, lambda b, h, i, j, fixed=fixed: fixed[h, i - j if learned else (i - j).abs()], None, window
+        )
+        outs.append((attend if dtype == torch.float32 else blocks)(q, k, v, scoring).double())
+        inputs.append([q, k, v, table] if learned else [q, k, v])
+    g = random(*outs[0].shape, seed=2)
+    mine, right = (torch.autograd.grad((out * g).sum(), xs) for out, xs in zip(outs, inputs, strict=True))
+    for x, y in zip(mine, right, strict=True):
+        assert difference(x.double(), y) <= 1e-5 * y.abs().max()
 
 
 def test_scores_of_any_size_make_no_nan():

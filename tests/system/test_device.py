@@ -1,6 +1,9 @@
-"""Which device and number format a run gets, and whether it is compiled."""
+"""Which device and number format a run gets, whether it is compiled, and how its memory is laid out."""
 
 import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -24,3 +27,38 @@ def test_it_is_compiled_if_there_is_the_compiler_that_the_device_needs(device, c
         monkeypatch.setattr(torch.cuda, name, lambda *_, value=value: value)
     config = compose([f"train.device={device}", "train.tokens=1B", "train.compile=null"])
     assert choose_device(config.train).compiled == compiled
+
+
+def in_a_process(code):
+    """Return what Python prints for `code`."""
+    return subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.strip()
+
+
+def test_numbers_that_processors_multiply_slowly_become_0_on_every_thread():
+    code = """
+import torch
+from posbench import compose
+from posbench.system.device import choose_device
+torch.set_num_threads(2)
+choose_device(compose(["train.device=cpu"]).train)
+print((torch.full((1 << 22,), 1e-30) * 1e-9).count_nonzero().item())
+"""
+    assert in_a_process(code) == "0"
+
+
+@pytest.mark.skipif(not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="huge pages are Linux's")
+def test_tensors_lie_in_huge_pages_once_memory_is_kept():
+    code = """
+import re, torch
+from pathlib import Path
+from posbench.system.device import keep_freed_memory
+keep_freed_memory()
+held = [torch.ones(1 << 18) for _ in range(64)]
+areas = re.split(r"(?m)^(?=[0-9a-f]+-[0-9a-f]+ )", Path("/proc/self/smaps").read_text())
+def holds(area, address):
+    first, end = (int(x, 16) for x in area.split()[0].split("-"))
+    return first <= address < end
+flags = [re.search("VmFlags: (.*)", area)[1].split() for area in areas[1:] if holds(area, held[-1].data_ptr())]
+print("hg" in flags[0])
+"""
+    assert in_a_process(code) == "True"
