@@ -139,8 +139,10 @@ class CommandSignals(StopSignals):
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         if self.received is not None:
+            # Not `kill()`, which joblib's processes lack.
             for process in multiprocessing.active_children():
-                process.kill()
+                assert process.pid is not None
+                os.kill(process.pid, signal.SIGKILL)
         super()._receive(number, frame)
         self._lock.close()
 

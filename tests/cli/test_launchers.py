@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -132,6 +133,25 @@ def test_what_a_command_started_ends_with_it_and_with_checkpoints(short, tmp_pat
     assert len(trained) == 2
     assert all(any(folder.glob("checkpoints/step=*/state.json")) for folder in trained)
     assert not any(is_locked(folder) for folder in trained)
+
+
+@pytest.mark.slow
+@on_linux
+def test_a_second_signal_kills_workers_that_do_not_stop(short, tmp_path):
+    words = [word for word in short if not word.startswith(("train.steps", "train.checkpoint", "hydra/launcher"))]
+    words += ["-m", "seed=0", "scheme=nope,alibi", f"runs_dir={tmp_path}/runs", "--jobs=2"]
+    words += ["train.steps=100000", "train.checkpoint_every=100000"]
+    with command("train", *words) as process:
+        until(lambda: len(list(tmp_path.glob("runs/**/metrics.jsonl"))) == 2 or process.poll() is not None)
+        workers = started_by(process.pid)
+        for worker in workers:
+            os.kill(worker, signal.SIGSTOP)
+        process.send_signal(signal.SIGINT)
+        time.sleep(1)  # signals within half a second are one, passed on
+        process.send_signal(signal.SIGINT)
+        output, _ = process.communicate(timeout=60)
+        assert process.returncode == 130 and "Error" not in output, output
+        until(lambda: not workers & living().keys())
 
 
 @pytest.mark.slow
