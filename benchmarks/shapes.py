@@ -25,8 +25,9 @@ class Shape:
 SHAPES = {
     "A": Shape(6, 256, 4, 256, 16),
     "B": Shape(8, 512, 8, 512, 8),
-    # Experiments that run on a CPU: conf/experiment/demo and ladder_l, and tasks.
+    # Experiments that run on a CPU: conf/experiment/demo, headline and ladder_l, and tasks.
     "demo": Shape(2, 64, 4, 128, 8, vocab=512),
+    "headline": Shape(3, 96, 6, 256, 4, vocab=512),
     "ladder_l": Shape(4, 128, 8, 256, 4, vocab=512),
     "tasks": Shape(2, 64, 4, 40, 64, vocab=32),
     # Models of conf/model, with batches for a GPU of 80 GB or more.

@@ -22,7 +22,7 @@ from posbench.runs.checkpoint import weights_digest
 from posbench.runs.fingerprints import code_fingerprint
 from posbench.runs.results import BFLOAT16, FILE_CHANGED, Result, ResultKey, row_name
 from posbench.system.console import Say
-from posbench.system.device import Device, choose_device, exhaustion_explained
+from posbench.system.device import Device, choose_device, exhaustion_explained, keep_freed_memory
 
 Begin = Callable[..., object]  # called with `description` and `total` (tokens, about) before each length is scored
 Tell = Callable[[Result, bool], object]  # called with each result and whether it is new
@@ -264,6 +264,7 @@ class _Scorer:
     def score(self, protocol: EvalProtocol, key: ResultKey, advance: Advance) -> Result:
         """Score one length and store the result. Raises: ConfigError if a loss is not finite or memory runs out."""
         device, settings = self.device(), protocol.settings(self.run.config)
+        keep_freed_memory()
         length, anchor = key.length, key.anchor or None
         model = self.model(length, device)
         model.piece = self.request.piece or settings.piece
