@@ -358,6 +358,7 @@ def compare(
     each round, in case it is the last.
     Returns: the results. `failed` has the reason for each contender that failed; the others are measured all the same.
     """
+    torch.set_flush_denormal(True)
     if keep:
         keep_freed_memory()
     allow_recompiles(64)

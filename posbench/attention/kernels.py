@@ -4,9 +4,9 @@
              weights, so it serves short windows, in training on CPUs.
     fused    PyTorch's scaled_dot_product_attention: no bias, any length, no T x T tensor in memory
     blocks   blocks of queries against the keys before them: any bias, memory linear in T. Compiled on CPUs, it is also
-             the fastest at short contexts.
-    masked   blocks of queries on the fused kernel with the bias as its mask, on CPUs: any bias, and the fastest on
-             Intel's processors if it is not learned
+             fast at short contexts.
+    masked   blocks of queries on the fused kernel with the bias as its mask, on CPUs: any bias. On Intel's processors
+             it is the fastest in float32 at short contexts, unless the bias is learned.
     flex     FlexAttention with the bias as its score function: any bias on CUDA, compiled
 
 All take q [B, H, T, D], k [B, Hkv, T, D] and v [B, Hkv, T, E], H being a multiple of Hkv, and return [B, H, T, E].
@@ -43,6 +43,7 @@ FLEX_FROM = 16  # channels per head, the fewest that FlexAttention takes
 # Tokens above which the CPU's fused kernel is faster than compiled blocks, and than `short` (which has a limit of its
 # own). It multiplies by MKL, which is slow on AMD's processors.
 FUSED_ABOVE, SHORT_UP_TO = (32, 32) if IS_INTEL else (512, 1 << 20)
+MASKED_UP_TO = 512  # tokens
 SHORT_BLOCK = 64  # queries per block of `short`, small because scores above the diagonal are wasted work
 SHORT_CELLS = 1 << 24  # weights that `short` keeps per layer for its gradient at most, 64 MB in float32
 CUDA_SCORES = 1 << 27  # scores of an uncompiled block on a GPU, 512 MB in float32, held a few times over
@@ -249,7 +250,8 @@ def _key_range(start: int, end: int, length: int, block: int, window: int | None
 def masked(q: Tensor, k: Tensor, v: Tensor, scoring: Scoring, cells: int = MASKED_CELLS) -> Tensor:
     """Return causal softmax attention [B, H, T, E] by the CPU's fused kernel, with the bias as its mask.
 
-    Memory holds at most H x `cells` mask entries at a time, and B times as much if the bias differs by sequence.
+    Without a gradient, memory holds at most H x `cells` mask entries at a time, and B times as much if the bias differs
+    by sequence.
     """
     # The kernel's log-sum-exp has no gradient, and the sink needs one.
     if scoring.sink is not None and torch.is_grad_enabled():
@@ -433,14 +435,18 @@ def attend(q: Tensor, k: Tensor, v: Tensor, scoring: Scoring, may_compile: bool 
 
 
 def _trains_masked(q: Tensor, scoring: Scoring, compiling: bool) -> bool:
-    """Return whether `masked` is the fastest kernel in training. None has a gradient of masks or sinks."""
+    """Return whether `masked` was measured to be the fastest kernel in training."""
     B, H, T, _ = q.shape
-    if not IS_INTEL or q.dtype != torch.float32 or T <= FUSED_ABOVE or scoring.sink is not None:
+    is_measured = IS_INTEL and q.dtype == torch.float32 and FUSED_ABOVE < T <= MASKED_UP_TO
+    # The fused kernel has no gradient of its log-sum-exp, which a sink needs. Not compiled, `short` suits windows.
+    if not is_measured or scoring.sink is not None or (scoring.window is not None and not compiling):
         return False
     if scoring.bias is None:
-        return compiling
+        return True
     origin = torch.zeros(1, 1, dtype=torch.long, device=q.device)
-    return not evaluate_bias(scoring.bias, *_sequence_and_head(B, H, q.device), origin, origin).requires_grad
+    added = evaluate_bias(scoring.bias, *_sequence_and_head(B, H, q.device), origin, origin)
+    # With a mask that needs a gradient torch takes a slow kernel; one for each sequence would be large.
+    return not added.requires_grad and (added.ndim < 4 or len(added) == 1)
 
 
 def _kept_weights(q: Tensor, window: int | None) -> int:

@@ -22,7 +22,7 @@ from posbench.runs.checkpoint import weights_digest
 from posbench.runs.fingerprints import code_fingerprint
 from posbench.runs.results import BFLOAT16, FILE_CHANGED, Result, ResultKey, row_name
 from posbench.system.console import Say
-from posbench.system.device import Device, choose_device, exhaustion_explained, keep_freed_memory
+from posbench.system.device import Device, choose_device, exhaustion_explained, flushed_denormals, keep_freed_memory
 
 Begin = Callable[..., object]  # called with `description` and `total` (tokens, about) before each length is scored
 Tell = Callable[[Result, bool], object]  # called with each result and whether it is new
@@ -261,6 +261,7 @@ class _Scorer:
         has_same_text = header.get("data") == self.corpus.fingerprint
         return has_same_settings and has_same_text and self.request.dtype in ("auto", header["dtype"])
 
+    @flushed_denormals()
     def score(self, protocol: EvalProtocol, key: ResultKey, advance: Advance) -> Result:
         """Score one length and store the result. Raises: ConfigError if a loss is not finite or memory runs out."""
         device, settings = self.device(), protocol.settings(self.run.config)
@@ -268,7 +269,6 @@ class _Scorer:
         length, anchor = key.length, key.anchor or None
         model = self.model(length, device)
         model.piece = self.request.piece or settings.piece
-        device.reset_peak_memory()
         remedy = (
             f"sequences of {length} tokens in pieces of {min(length, model.piece)} (--piece), "
             f"{settings.batch_tokens} tokens at once (evaluation.batch_tokens). Give a smaller --piece"
@@ -283,7 +283,6 @@ class _Scorer:
                 f"{self.run.name}: a loss of {protocol.name} at {length} tokens is not a finite number in "
                 f"{header['dtype']}, so there is no result: try --dtype float32"
             )
-        header["peak_memory_bytes"] = device.peak_memory_bytes()
         # The share of the scored split's 13-grams that also occur in the training text; None means unknown.
         header["overlap"] = self.corpus.overlap["splits"].get(header["split"], {}).get("share")
         header["weights"] = self.run.weights_digest

@@ -119,9 +119,6 @@ def choose_device(config: TrainConfig, local_rank: int = 0, processes: int = 1) 
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     device = torch.device(name)
-    # Intel's processors take tens of cycles for a product with a number below 1e-38, and far keys under ALiBi have such
-    # weights. Threads inherit the setting when they begin, so it comes before the first tensor.
-    torch.set_flush_denormal(True)
     if device.type == "cuda":
         count = torch.cuda.device_count()
         index = gpu_of_process(count) if device.index is None else device.index
@@ -205,15 +202,33 @@ def matmul_rate(device: Device) -> float:
     return best
 
 
+@contextmanager
+def flushed_denormals() -> Iterator[None]:
+    """Count numbers below 1e-38 as 0 in the context, in this thread and in those that begin there."""
+    # Intel's processors multiply slowly by such numbers, and far keys under ALiBi have such weights. Other code in the
+    # process may rely on them, so the setting does not stay.
+    was_set = float(torch.tensor(2e-38) * 0.1) == 0.0
+    torch.set_flush_denormal(True)
+    try:
+        yield
+    finally:
+        torch.set_flush_denormal(was_set)
+
+
 def keep_freed_memory() -> None:
-    """Tell glibc, if there is one, to take all blocks from one heap, of huge pages, and never to return it."""
+    """Tell glibc, if there is one, to take all blocks from one heap and never to return it; ask for huge pages."""
     # Each step allocates and frees the same activations. By default glibc maps and unmaps them, and the kernel clears
-    # every page again. docs/internals/speed.md says what this gains, and what huge pages do.
+    # every page again. docs/lists/measurements.md says what this and huge pages gain.
     with suppress(AttributeError, OSError):
         libc = ctypes.CDLL(None)
         libc.mallopt(_MMAP_MAX, 0)
         libc.mallopt(_TRIM_THRESHOLD, -1)
-        # The heap grows once, without memory, which comes with each page's first use.
+        # Addresses are limited, or count as memory before they are used.
+        limits = [resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_AS, resource.RLIMIT_DATA)]
+        is_strict = Path("/proc/sys/vm/overcommit_memory").read_text().strip() == "2"
+        if is_strict or limits != [resource.RLIM_INFINITY] * 2:
+            return
+        # The heap grows without memory, which comes with each page's first use.
         libc.malloc.restype = ctypes.c_void_p
         size = os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE // 2
         block = libc.malloc(ctypes.c_size_t(size))

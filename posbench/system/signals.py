@@ -142,7 +142,8 @@ class CommandSignals(StopSignals):
             # Not `kill()`, which joblib's processes lack.
             for process in multiprocessing.active_children():
                 assert process.pid is not None
-                os.kill(process.pid, signal.SIGKILL)
+                with suppress(ProcessLookupError):  # joblib kills the others too, once one has ended
+                    os.kill(process.pid, signal.SIGKILL)
         super()._receive(number, frame)
         self._lock.close()
 

@@ -19,7 +19,7 @@ from posbench.data import Batch, Problems, vocab_size
 from posbench.model.decoder import Decoder, build_model
 from posbench.model.size import cache_per_token, training_flops_per_token
 from posbench.system.console import plain_table
-from posbench.system.device import Device, choose_device, keep_freed_memory, matmul_rate
+from posbench.system.device import Device, choose_device, flushed_denormals, keep_freed_memory, matmul_rate
 from posbench.system.torch_internals import allow_recompiles
 from posbench.training.step import TrainingStep
 
@@ -104,6 +104,7 @@ def contenders(words: Sequence[str], schemes: Sequence[str]) -> dict[str, list[s
     return timed
 
 
+@flushed_denormals()
 def bench(
     words: Sequence[str], schemes: Sequence[str], rounds: int, steps: int, console: Console
 ) -> dict[str, dict[str, Any]]:

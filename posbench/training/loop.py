@@ -45,7 +45,14 @@ from posbench.schemes.building import seed_of, unused_schemes
 from posbench.schemes.entries import described
 from posbench.system.console import RunBar, Say
 from posbench.system.console import console as new_console
-from posbench.system.device import Device, choose_device, exhaustion_explained, keep_freed_memory, training_advice
+from posbench.system.device import (
+    Device,
+    choose_device,
+    exhaustion_explained,
+    flushed_denormals,
+    keep_freed_memory,
+    training_advice,
+)
 from posbench.system.files import locked, write_text
 from posbench.system.signals import StopSignals
 from posbench.training.optimizers import optimizer_class
@@ -68,6 +75,7 @@ _runs_of_process = itertools.count()
 # ---------------------------------------------------------------- set up
 
 
+@flushed_denormals()
 def train(config: Config, console: Console | None = None, observe: Observer = unobserved) -> Run:
     """Train the run that `config` names, resume it if it was interrupted, or return it if it is finished.
 

@@ -8,8 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
+import posbench
 from posbench.composition.compose import compose
-from posbench.system.device import choose_device
+from posbench.evaluation import evaluate
+from posbench.system.device import choose_device, flushed_denormals
+from posbench.training import train
 
 
 @pytest.mark.parametrize(
@@ -34,16 +37,32 @@ def in_a_process(code):
     return subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.strip()
 
 
-def test_numbers_that_processors_multiply_slowly_become_0_on_every_thread():
+def denormal():
+    """Return a number of 2e-39, or 0 if such numbers count as 0."""
+    return float(torch.tensor(2e-38) * 0.1)
+
+
+def test_numbers_that_processors_multiply_slowly_are_0_in_training_on_every_thread_and_not_after_it():
     code = """
 import torch
-from posbench import compose
-from posbench.system.device import choose_device
+from posbench.system.device import flushed_denormals
 torch.set_num_threads(2)
-choose_device(compose(["train.device=cpu"]).train)
-print((torch.full((1 << 22,), 1e-30) * 1e-9).count_nonzero().item())
+with flushed_denormals():
+    print((torch.full((1 << 22,), 2e-38) * 0.1).count_nonzero().item())
 """
     assert in_a_process(code) == "0"
+    with flushed_denormals(), flushed_denormals():
+        pass
+    assert denormal() > 0
+
+
+def test_training_and_scoring_flush_such_numbers(config, monkeypatch):
+    seen = []
+    run = train(config("train.steps=2"), observe=lambda *_: seen.append(denormal()))
+    trained, score = len(seen), evaluate.score_split
+    monkeypatch.setattr(evaluate, "score_split", lambda *given: (seen.append(denormal()), score(*given))[1])
+    posbench.evaluate(run, lengths=[96], quiet=True)
+    assert 0 < trained < len(seen) and set(seen) == {0.0} and denormal() > 0
 
 
 @pytest.mark.skipif(not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="huge pages are Linux's")
